@@ -81,7 +81,9 @@ pub struct Tool {
 }
 
 /// A tool's input schema, ready to check arguments (EXEC-10, EXEC-24).
-pub struct ArgumentCheck(Arc<dyn Fn(&RawJson) -> Result<(), String> + Send + Sync>);
+pub struct ArgumentCheck(Arc<Check>);
+
+type Check = dyn Fn(&RawJson) -> Result<(), String> + Send + Sync;
 
 impl ArgumentCheck {
     #[must_use]
