@@ -1,0 +1,7 @@
+//! The executor with real processes: the demo server, and scripts that misbehave.
+
+mod calls;
+mod catalog;
+mod catalog_store;
+mod harness;
+mod processes;
