@@ -200,7 +200,7 @@ impl Session {
         let version = if params.version == "2025-06-18" { "2025-06-18" } else { "2025-11-25" };
         json!({
             "protocolVersion": version,
-            "capabilities": { "tools": { "listChanged": true } },
+            "capabilities": { "tools": {} },
             "serverInfo": { "name": "taskhold-demo", "version": env!("CARGO_PKG_VERSION") },
         })
         .to_string()

@@ -156,7 +156,9 @@ async fn noise_and_bad_lines_hurt_nobody() {
         echo '{"jsonrpc":"2.0","id":5000,"method":"sampling/createMessage","params":{}}'
         head -c 70000 /dev/zero | tr '\0' 'x'; echo
         echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
-    let world = World::new(vec![script("noisy", &server(noise))]).await;
+    let mut small = settings();
+    small.result_limit = 1000; // one of the lines is too long by that
+    let world = World::with(small, vec![script("noisy", &server(noise))]).await;
     let context = ContextId::new();
     for _ in 0..3 {
         assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
@@ -223,7 +225,6 @@ async fn at_most_max_links_run_and_others_wait_their_turn() {
     world.upstreams.stop().await;
 }
 
-// req: EXEC-17
 #[tokio::test]
 async fn an_upstream_gets_the_opening_in_order_and_its_requests_answered() {
     let file = tempfile::NamedTempFile::new().unwrap();

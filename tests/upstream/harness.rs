@@ -22,6 +22,7 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_taskhold");
 /// Long for what takes milliseconds: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+#[expect(clippy::disallowed_methods, reason = "stands for the configuration, which reads the environment")]
 pub fn settings() -> Settings {
     let environment = std::env::vars().filter(|(name, _)| KEPT_VARIABLES.contains(&name.as_str())).collect();
     Settings::new(Launcher { supervisor: PathBuf::from(BINARY), environment })
@@ -41,7 +42,6 @@ pub fn script(name: &str, script: &str) -> UpstreamConfig {
 pub struct World {
     pub upstreams: Arc<Upstreams>,
     pub store: Store,
-    pub catalog: Arc<CatalogStore>,
 }
 
 impl World {
@@ -51,9 +51,9 @@ impl World {
     }
 
     pub async fn with(settings: Settings, configs: Vec<UpstreamConfig>) -> Self {
-        let (catalog, store) = CatalogStore::new();
+        let (_, store) = CatalogStore::new();
         let upstreams = Upstreams::start(configs, settings, store.system(), SystemClock::new()).await;
-        let world = Self { upstreams, store, catalog };
+        let world = Self { upstreams, store };
         within("the upstreams to settle", world.upstreams.settled()).await;
         world
     }

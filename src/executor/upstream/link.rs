@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::config::Settings;
@@ -32,6 +32,8 @@ use crate::protocol::splice::{member, quoted};
 const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 /// Messages that wait for the upstream to read; beyond it requests wait and answers to its own requests are dropped.
 const QUEUE: usize = 256;
+/// How long after the end of a stream the end of its process is waited for.
+const END_SEEN: Duration = Duration::from_secs(1);
 /// What a line may hold besides the result.
 const LINE_SLACK: usize = 64 << 10;
 
@@ -254,7 +256,8 @@ impl Shared {
     }
 
     fn why_closed(&self) -> String {
-        self.why_closed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let why = self.why_closed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if why.is_empty() { "it does not read its input any more".to_owned() } else { why }
     }
 
     /// Ends every waiting request; the first reason stays.
@@ -393,12 +396,15 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, endin
             }
             text.push('\n');
             if stdin.write_all(text.as_bytes()).await.is_err() {
-                return; // the reader sees the end of the process and says so
+                // Mostly the process has ended, which its reader sees and says better.
+                sleep(END_SEEN).await;
+                return;
             }
         }
     };
     tokio::select! {
-        () = work => {}
+        // One that does not hear us any more is of no use.
+        () = work => ending.cancel(),
         () = ending.cancelled() => {}
     }
 }
@@ -416,7 +422,7 @@ async fn read(mut lines: Lines<ChildStdout>, shared: Arc<Shared>, queue: mpsc::S
             }
         }
     }
-    match timeout(Duration::from_secs(1), control.exited()).await {
+    match timeout(END_SEEN, control.exited()).await {
         Ok(exit) => shared.close(&exit.how),
         Err(_) => shared.close("it closed its output"),
     }

@@ -216,6 +216,18 @@ mod tests {
         let recursive =
             json!({ "$ref": "#/$defs/t", "$defs": { "t": { "properties": { "t": { "$ref": "#/$defs/t" } } } } });
         assert_eq!(verdict(&recursive, r#"{"t":{"t":{}}}"#), Ok(()));
+        let endless = [
+            json!({ "$ref": "#" }),
+            json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/$defs/b" }, "b": { "$ref": "#/$defs/a" } } }),
+            json!({ "allOf": [{ "$ref": "#" }] }),
+            json!({ "not": { "anyOf": [{ "$ref": "#" }] } }),
+            json!({ "$dynamicAnchor": "x", "properties": { "a": {} }, "allOf": [{ "$dynamicRef": "#x" }] }),
+            json!({ "if": { "$ref": "#" }, "then": { "$ref": "#" } }),
+        ];
+        for schema in endless {
+            let verdict = verdict(&schema, r#"{"t":1}"#);
+            assert!(verdict.is_ok() || verdict.is_err_and(|why| why.contains("do not fit")), "{schema} ends");
+        }
     }
 
     // req: EXEC-24
