@@ -19,9 +19,11 @@
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod auth;
 pub mod domain;
 pub mod engine;
 pub mod executor;
+pub mod http;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;

@@ -67,10 +67,11 @@ impl InvalidParams {
     fn new(reason: impl Into<String>) -> Self {
         Self(reason.into())
     }
+}
 
-    #[must_use]
-    pub fn to_error(&self) -> ErrorObject {
-        ErrorObject::new(INVALID_PARAMS, self.to_string())
+impl From<InvalidParams> for ErrorObject {
+    fn from(error: InvalidParams) -> Self {
+        Self::new(INVALID_PARAMS, error.to_string())
     }
 }
 
