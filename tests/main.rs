@@ -2,4 +2,5 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
 
+mod docs;
 mod tidy;

@@ -19,6 +19,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("auth", &["domain::*", "store", "lifecycle"]),
     ("http", &["domain::*", "protocol::*", "engine::*", "auth::*", "store", "lifecycle"]),
     ("config", &["domain::*"]),
+    ("demo", &["lifecycle"]),
 ];
 
 /// Names that a part may not use even where the wall has a door for it.
