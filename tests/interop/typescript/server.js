@@ -47,8 +47,8 @@ export class Database {
 
 export class Server {
   /** Resolves once the server says that it listens. */
-  static async start(database, listen = '127.0.0.1:0') {
-    const upstream = `test='${BINARY}' demo-server --test-tools`;
+  static async start(database, listen = '127.0.0.1:0', upstreamCommand = 'demo-server --test-tools') {
+    const upstream = `test='${BINARY}' ${upstreamCommand}`;
     const child = spawn(BINARY, ['serve', '--listen', listen, '--database-url', database.url, '--upstream', upstream], {
       env: environment,
       stdio: ['ignore', 'inherit', 'pipe'],
