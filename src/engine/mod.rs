@@ -16,6 +16,9 @@ mod recovery;
 mod runner;
 mod wait;
 
+pub use membership::BeatOutcome;
+pub use reaper::Reaped;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
