@@ -18,7 +18,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("engine", &["domain::*", "store", "executor", "lifecycle"]),
     ("auth", &["domain::*", "store", "lifecycle"]),
     ("http", &["domain::*", "protocol::*", "engine::*", "auth::*", "store", "lifecycle"]),
-    ("config", &["domain::*"]),
+    ("config", &["domain::*", "store", "executor", "engine", "auth", "http"]),
     ("demo", &["lifecycle"]),
 ];
 
@@ -28,6 +28,8 @@ const CLOSED: &[(&str, &str, &str)] = &[
     ("engine", "store::Database", "the engine holds a scoped or a system handle"),
     ("http", "store::Database", "request-facing code holds a scoped handle"),
     ("http", "store::SystemStore", "request-facing code holds a scoped handle"),
+    ("config", "store::Store", "settings touch no data"),
+    ("config", "store::Database", "settings touch no data"),
 ];
 
 /// External crates and the parts that may name them.
