@@ -19,6 +19,7 @@
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod auth;
 pub mod config;
 pub mod domain;
 pub mod engine;
