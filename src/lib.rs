@@ -27,3 +27,4 @@ pub mod executor;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;
+pub mod telemetry;
