@@ -1,9 +1,12 @@
 //! The contract of the store: the same cases on every database.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where something is not as it must be")]
+
 mod batches;
 mod catalog;
 mod claims;
 mod isolation;
+mod links;
 mod lists;
 mod migrations;
 mod nodes;

@@ -27,7 +27,7 @@ pub struct TestDatabase {
 }
 
 enum Place {
-    Folder(TempDir),
+    Folder { _folder: TempDir },
     Database(String),
 }
 
@@ -142,7 +142,7 @@ async fn empty(backend: Backend) -> (String, Place) {
     match backend {
         Backend::Sqlite => {
             let folder = tempfile::tempdir().expect("a temporary folder");
-            (format!("sqlite://{}", folder.path().join("taskhold.db").display()), Place::Folder(folder))
+            (format!("sqlite://{}", folder.path().join("taskhold.db").display()), Place::Folder { _folder: folder })
         }
         Backend::Postgres => {
             let name = new_name();
@@ -173,10 +173,10 @@ async fn from_template() -> (String, Place) {
         let making = new_name();
         run(&server(), &format!("CREATE DATABASE {making}")).await;
         taskhold::store::migrate(&options(&url_of(&making))).await.expect("migrates");
-        let rename = AssertSqlSafe(format!("ALTER DATABASE {making} RENAME TO {template}"));
+        let rename = format!("ALTER DATABASE {making} RENAME TO {template}");
         // The last connections of the migration may still be on their way out.
         let mut tries = 0;
-        while let Err(error) = sqlx::raw_sql(rename.clone()).execute(&mut admin).await {
+        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(rename.as_str())).execute(&mut admin).await {
             tries += 1;
             assert!(tries < 100, "{error}");
             sqlx::raw_sql("SELECT pg_sleep(0.05)").execute(&mut admin).await.expect("waits");
