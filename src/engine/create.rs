@@ -1,0 +1,115 @@
+//! Creating a task: committed first, then run (LIFE-06).
+
+use std::sync::Arc;
+
+use super::runner::Slot;
+use super::{Caller, Created, Engine, Refusal, ToolCall};
+use crate::domain::ids::{LeaseToken, TaskId};
+use crate::domain::lease::Lease;
+use crate::domain::mode::TaskMode;
+use crate::domain::task::Task;
+use crate::domain::transition;
+use crate::domain::work::{Claim, NewTask, Work};
+use crate::executor::Tool;
+use crate::lifecycle;
+
+pub(super) const RUNNING: &str = "running";
+pub(super) const QUEUED: &str = "queued";
+
+impl Engine {
+    /// Commits a task for the call and returns it before the work ends. Once the commit is under way it is finished even if
+    /// this future is dropped.
+    ///
+    /// # Errors
+    /// A [`Refusal`]; then no task exists.
+    pub async fn create_task(
+        self: &Arc<Self>,
+        caller: &Caller,
+        call: ToolCall,
+        ttl_ms: Option<u64>,
+    ) -> Result<Created, Refusal> {
+        self.refuse_while_draining()?;
+        let tool = self.wanted_tool(&call)?;
+        if tool.mode == TaskMode::Never {
+            return Err(Refusal::TaskForbidden { tool: call.name });
+        }
+        self.check_arguments(&tool, &call).await?;
+        let (engine, caller) = (Arc::clone(self), caller.clone());
+        let commit = async move { engine.commit_task(&caller, call, ttl_ms, &tool).await };
+        lifecycle::spawn("create", commit).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
+    async fn commit_task(
+        self: &Arc<Self>,
+        caller: &Caller,
+        call: ToolCall,
+        ttl_ms: Option<u64>,
+        tool: &Tool,
+    ) -> Result<Created, Refusal> {
+        let slot = self.runner.take_slot_if_nobody_waits();
+        let new = self.new_task(caller, call, ttl_ms, tool, slot.is_some());
+        let task = Task {
+            id: new.id,
+            context: caller.auth.id(),
+            tool: new.tool.clone(),
+            status: transition::INITIAL,
+            message: Some(new.message.clone()),
+            created: new.created,
+            updated: new.created,
+            granted: new.granted,
+            poll_interval_ms: new.poll_interval_ms,
+            expires: None,
+        };
+        let claim = new.claim.map(|(node, token)| Claim {
+            lease: Lease { task: new.id, node, token, attempt: 1, claimed: new.created },
+            work: Work {
+                context: caller.auth.id(),
+                tool: new.tool.clone(),
+                upstream: new.upstream.clone(),
+                upstream_tool: new.upstream_tool.clone(),
+                params: new.params.clone(),
+                created: new.created,
+                granted: new.granted,
+                hard_end: new.hard_end,
+                restart: new.restart,
+                attempts_allowed: new.attempts_allowed,
+                run_limit: new.run_limit,
+            },
+        });
+        self.store.scoped(&caller.auth).create(new).await?;
+        tracing::debug!(task.id = %task.id, tool = task.tool, claimed = claim.is_some(), "task created");
+        self.run_or_queue(claim, slot);
+        Ok(Created { task, immediate_response: tool.immediate_response.clone() })
+    }
+
+    fn run_or_queue(self: &Arc<Self>, claim: Option<Claim>, slot: Option<Slot>) {
+        match (claim, slot) {
+            (Some(claim), Some(slot)) => self.run_in_background(claim, slot),
+            _ => self.runner.somebody_waits(),
+        }
+    }
+
+    fn new_task(&self, caller: &Caller, call: ToolCall, ttl_ms: Option<u64>, tool: &Tool, claimed: bool) -> NewTask {
+        let created = self.clock.now();
+        let poll_interval = tool.poll_interval.unwrap_or(self.rules.poll_interval);
+        NewTask {
+            id: TaskId::new(),
+            session: caller.session,
+            tool: tool.exposed.clone(),
+            upstream: tool.upstream.clone(),
+            upstream_tool: tool.upstream_tool.clone(),
+            params: call.params,
+            message: if claimed { RUNNING } else { QUEUED }.to_owned(),
+            created,
+            granted: self.rules.ttl.grant(ttl_ms, tool.ttl),
+            hard_end: self.rules.ttl.hard_end(created),
+            poll_interval_ms: poll_interval.as_millis().try_into().unwrap_or(i64::MAX),
+            restart: tool.restart,
+            attempts_allowed: self.rules.attempts,
+            run_limit: self.run_limit(tool),
+            capabilities: caller.capabilities.clone(),
+            progress_token: call.progress_token,
+            claim: claimed.then(|| (self.membership.node(), LeaseToken::new())),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What follows when a runner is lost: by each tool's restart policy, each claim by its own token (KEEP-06 to KEEP-08).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Engine;
+use super::membership::LEASE;
+use crate::domain::clock::Timestamp;
+use crate::domain::lease::{RestartPolicy, backoff};
+use crate::domain::outcome::{Failure, Outcome};
+use crate::domain::work::Claim;
+use crate::store::{End, Ended, Finish, Release, StoreError};
+
+const BATCH: u32 = 200;
+/// A lease of ours that no runner of ours knows is recovered after this: until then its creation may still be on its way.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Judges the other nodes, if this one may, and recovers the tasks of the dead.
+    ///
+    /// # Errors
+    /// If the store fails; what was recovered stays recovered.
+    pub async fn recover_once(self: &Arc<Self>) -> Result<usize, StoreError> {
+        if !self.membership.may_judge() {
+            return Ok(0);
+        }
+        for node in self.store.system().declare_dead(self.membership.node(), LEASE).await? {
+            tracing::warn!(node.id = %node, "a node stopped reporting and was declared dead");
+        }
+        self.recover_orphans().await
+    }
+
+    /// Recovers every claim of a dead or unknown node.
+    async fn recover_orphans(self: &Arc<Self>) -> Result<usize, StoreError> {
+        let store = self.store.system();
+        let mut after = None;
+        let mut recovered = 0;
+        loop {
+            let claims = store.orphans(after, BATCH).await?;
+            let Some(last) = claims.last() else { break };
+            after = Some(last.lease.task);
+            for claim in &claims {
+                recovered += usize::from(self.recover(claim, "its node was lost").await?);
+            }
+        }
+        Ok(recovered)
+    }
+
+    /// Compares the leases that the database says this node holds with what its runner knows.
+    pub(super) async fn recover_forgotten(self: &Arc<Self>) -> Result<(), StoreError> {
+        let store = self.store.system();
+        let old = self.clock.now() - FORGOTTEN;
+        for lease in store.held(self.membership.node()).await? {
+            if lease.claimed >= old || self.runner.knows(lease.task, lease.token) {
+                continue;
+            }
+            if let Some(claim) = store.claim_of(lease.task, lease.token).await? {
+                tracing::warn!(task.id = %lease.task, "a claim of this node had no runner");
+                self.recover(&claim, "its runner was lost").await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles a claim whose dispatched call will never answer. True if this was the write that did it.
+    async fn recover(self: &Arc<Self>, claim: &Claim, why: &str) -> Result<bool, StoreError> {
+        let store = self.store.system();
+        let now = self.clock.now();
+        if may_retry(claim) {
+            let settled = store.release(retry_later(claim, now, why)).await?;
+            self.runner.somebody_waits();
+            return Ok(settled);
+        }
+        let finish = Finish { task: claim.lease.task, token: claim.lease.token, end: self.lost_end(claim, why, now) };
+        let ended = store.finish(finish).await?;
+        self.settled(claim.lease.task);
+        Ok(matches!(ended, Ended::Done(_)))
+    }
+
+    pub(super) fn lost_end(&self, claim: &Claim, detail: &str, now: Timestamp) -> End {
+        let failure = Failure::OutcomeUnknown { detail: detail.to_owned() };
+        self.end_of(claim, Outcome::failure(&failure), now)
+    }
+
+    /// How a claim ends with `outcome` now.
+    pub(super) fn end_of(&self, claim: &Claim, outcome: Outcome, now: Timestamp) -> End {
+        End {
+            message: outcome.diagnosis(self.rules.message_limit),
+            expires: self.rules.ttl.expires(claim.work.created, claim.work.granted, now),
+            outcome,
+            now,
+        }
+    }
+}
+
+/// Whether a lost call of this claim may be made again.
+pub(super) fn may_retry(claim: &Claim) -> bool {
+    claim.work.restart == RestartPolicy::Retry && attempts_left(claim)
+}
+
+pub(super) fn attempts_left(claim: &Claim) -> bool {
+    claim.lease.attempt < claim.work.attempts_allowed
+}
+
+/// Gives a claim back for another attempt after its backoff.
+pub(super) fn retry_later(claim: &Claim, now: Timestamp, why: &str) -> Release {
+    let lease = &claim.lease;
+    // The token is as good as any random number, and needs no generator here.
+    let jitter = lease.token.as_uuid().as_fields().0;
+    Release {
+        task: lease.task,
+        token: lease.token,
+        not_before: now + backoff(lease.attempt, jitter),
+        counted: true,
+        message: format!(
+            "attempt {} of {} did not end: {why}; trying again",
+            lease.attempt, claim.work.attempts_allowed
+        ),
+        now,
+    }
+}

@@ -1,0 +1,289 @@
+//! Reading and changing single members of raw JSON objects, leaving the text of everything else as it is.
+//!
+//! Works on objects that the scanner accepted (alone or inside a message); on other text it finds nothing, and never
+//! panics.
+
+use crate::domain::json::RawJson;
+use crate::protocol::scan::key_is;
+
+/// The raw text of a top-level member; of several with one name the last, as most readers take it.
+#[must_use]
+pub fn member<'a>(object: &'a str, name: &str) -> Option<&'a str> {
+    members(object).filter(|member| key_is(member.key, name)).last().map(|member| member.value)
+}
+
+/// The object with these members set, each last, and those of the same names and of `remove` taken out.
+#[must_use]
+pub fn set_members(object: &RawJson, set: &[(&str, &str)], remove: &[&str]) -> RawJson {
+    let gone = |key: &str| remove.iter().chain(set.iter().map(|(name, _)| name)).any(|name| key_is(key, name));
+    let mut writer =
+        Writer::new(object.len() + set.iter().map(|(name, raw)| name.len() + raw.len() + 4).sum::<usize>());
+    for kept in members(object.as_str()).filter(|member| !gone(member.key)) {
+        writer.put(kept.text);
+    }
+    for (name, raw) in set {
+        writer.put_member(name, raw);
+    }
+    writer.finish()
+}
+
+/// The object with keys of its `_meta` set and removed: a `_meta` that is an object gets them last, same names removed;
+/// where it is absent or no object, a new one takes its place.
+#[must_use]
+pub fn set_meta(object: &RawJson, set: &[(&str, &str)], remove: &[&str]) -> RawJson {
+    const META: &str = "_meta";
+    let meta = match member(object.as_str(), META) {
+        Some(meta) if meta.starts_with('{') => set_members(&RawJson::trusted(meta), set, remove),
+        _ if set.is_empty() => return object.clone(),
+        _ => set_members(&RawJson::trusted("{}"), set, &[]),
+    };
+    replace_member(object, META, meta.as_str())
+}
+
+/// The object with one member set where it stands, or last if it is not there.
+#[must_use]
+pub fn replace_member(object: &RawJson, name: &str, raw: &str) -> RawJson {
+    if member(object.as_str(), name) == Some(raw) {
+        return object.clone();
+    }
+    let mut writer = Writer::new(object.len() + name.len() + raw.len() + 4);
+    let mut placed = false;
+    for kept in members(object.as_str()) {
+        if !key_is(kept.key, name) {
+            writer.put(kept.text);
+        } else if !placed {
+            writer.put_member(name, raw);
+            placed = true;
+        }
+    }
+    if !placed {
+        writer.put_member(name, raw);
+    }
+    writer.finish()
+}
+
+/// One member of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawMember<'a> {
+    /// Between the quotes, as written.
+    pub key: &'a str,
+    pub value: &'a str,
+    /// From the key's first quote to the value's end.
+    pub text: &'a str,
+}
+
+/// The members of an object in their order; nothing if `object` is none.
+pub fn members(object: &str) -> impl Iterator<Item = RawMember<'_>> {
+    let start = skip_space(object.as_bytes(), 0);
+    let mut at = if object.as_bytes().get(start) == Some(&b'{') { start + 1 } else { object.len() };
+    std::iter::from_fn(move || {
+        let member = next_member(object, at);
+        at = member.as_ref().map_or(object.len(), |(_, next)| *next);
+        member.map(|(member, _)| member)
+    })
+}
+
+/// The raw items of an array in their order; nothing if `array` is none.
+pub fn items(array: &str) -> impl Iterator<Item = &str> {
+    let bytes = array.as_bytes();
+    let start = skip_space(bytes, 0);
+    let mut at = if bytes.get(start) == Some(&b'[') { start + 1 } else { array.len() };
+    std::iter::from_fn(move || {
+        let start = skip_space(bytes, at);
+        let end = value_end(bytes, start);
+        if end == start {
+            return None;
+        }
+        at = after_comma(bytes, end);
+        array.get(start..end)
+    })
+}
+
+fn next_member(object: &str, at: usize) -> Option<(RawMember<'_>, usize)> {
+    let bytes = object.as_bytes();
+    let key_start = skip_space(bytes, at);
+    if bytes.get(key_start) != Some(&b'"') {
+        return None;
+    }
+    let key_end = value_end(bytes, key_start);
+    let colon = skip_space(bytes, key_end);
+    let start = skip_space(bytes, colon + 1);
+    let end = value_end(bytes, start);
+    let member = RawMember {
+        key: object.get(key_start + 1..key_end.checked_sub(1)?)?,
+        value: object.get(start..end)?,
+        text: object.get(key_start..end)?,
+    };
+    Some((member, after_comma(bytes, end)))
+}
+
+fn after_comma(bytes: &[u8], at: usize) -> usize {
+    let at = skip_space(bytes, at);
+    if bytes.get(at) == Some(&b',') { at + 1 } else { at }
+}
+
+fn skip_space(bytes: &[u8], mut at: usize) -> usize {
+    while matches!(bytes.get(at), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+        at += 1;
+    }
+    at
+}
+
+/// Where the value that starts at `at` ends; `at` itself if none starts there.
+fn value_end(bytes: &[u8], mut at: usize) -> usize {
+    let mut depth = 0_usize;
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = string_end(bytes, at),
+            b'{' | b'[' => {
+                depth += 1;
+                at += 1;
+                continue;
+            }
+            b'}' | b']' if depth > 0 => {
+                depth -= 1;
+                at += 1;
+            }
+            b'}' | b']' | b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => return at,
+            _ => {
+                at += 1;
+                continue_scalar(bytes, &mut at);
+            }
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    at
+}
+
+fn continue_scalar(bytes: &[u8], at: &mut usize) {
+    while matches!(bytes.get(*at), Some(b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'+' | b'-' | b'.')) {
+        *at += 1;
+    }
+}
+
+fn string_end(bytes: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    loop {
+        match bytes.get(at) {
+            Some(b'"') => return at + 1,
+            Some(b'\\') => at += 2,
+            Some(_) => at += 1,
+            None => return bytes.len(),
+        }
+    }
+}
+
+struct Writer(String);
+
+impl Writer {
+    fn new(capacity: usize) -> Self {
+        let mut text = String::with_capacity(capacity);
+        text.push('{');
+        Self(text)
+    }
+
+    fn put(&mut self, member: &str) {
+        if self.0.len() > 1 {
+            self.0.push(',');
+        }
+        self.0.push_str(member);
+    }
+
+    fn put_member(&mut self, name: &str, raw: &str) {
+        self.put(&quoted(name));
+        self.0.push(':');
+        self.0.push_str(raw);
+    }
+
+    fn finish(mut self) -> RawJson {
+        self.0.push('}');
+        RawJson::trusted(self.0)
+    }
+}
+
+/// Text as a JSON string.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::protocol::scan::scan;
+
+    fn raw(text: &str) -> RawJson {
+        RawJson::trusted(text)
+    }
+
+    #[test]
+    fn members_are_found_by_their_decoded_name() {
+        let object = r#" { "a" : 1.0 , "b":{"a":2,"c":"}\"]"},"\u0063":[1,[2]] , "d":"x","d":"y" } "#;
+        assert_eq!(member(object, "a"), Some("1.0"));
+        assert_eq!(member(object, "b"), Some(r#"{"a":2,"c":"}\"]"}"#));
+        assert_eq!(member(object, "c"), Some("[1,[2]]"));
+        assert_eq!(member(object, "d"), Some(r#""y""#));
+        assert_eq!(member(object, "e"), None);
+        assert_eq!(member("[1]", "a"), None);
+        assert_eq!(items(r#"[ 1 ,"a,b",{"c":[2]}, [] ]"#).collect::<Vec<_>>(), ["1", r#""a,b""#, r#"{"c":[2]}"#, "[]"]);
+        assert_eq!(items("[ ]").count() + items("{}").count(), 0);
+    }
+
+    // req: LIFE-11
+    #[test]
+    fn set_members_go_last_and_the_rest_stays() {
+        let object = raw(r#"{"b":1e400,"a":"\u0000","x":18446744073709551615, "\ud800" : 1.0}"#);
+        assert_eq!(
+            set_members(&object, &[("a", "[]"), ("new \"key\"", "{}")], &["x"]).as_str(),
+            r#"{"b":1e400,"\ud800" : 1.0,"a":[],"new \"key\"":{}}"#
+        );
+        assert_eq!(set_members(&raw("{}"), &[("a", "1")], &[]).as_str(), r#"{"a":1}"#);
+        assert_eq!(set_members(&raw(r#"{"a":1,"\u0061":2}"#), &[], &["a"]).as_str(), "{}");
+    }
+
+    #[test]
+    fn meta_is_merged_in_place() {
+        let set = [("k", "1")];
+        assert_eq!(
+            set_meta(&raw(r#"{"_meta":{"x":1.0,"k":0,"y":2},"z":3}"#), &set, &["x"]).as_str(),
+            r#"{"_meta":{"y":2,"k":1},"z":3}"#
+        );
+        assert_eq!(set_meta(&raw(r#"{"z":3}"#), &set, &[]).as_str(), r#"{"z":3,"_meta":{"k":1}}"#);
+        assert_eq!(set_meta(&raw(r#"{"_meta":null,"z":3}"#), &set, &[]).as_str(), r#"{"_meta":{"k":1},"z":3}"#);
+        assert_eq!(set_meta(&raw(r#"{"_meta":null,"z": 3}"#), &[], &["k"]).as_str(), r#"{"_meta":null,"z": 3}"#);
+        assert_eq!(set_meta(&raw(r#"{ "_meta":{"a":1}}"#), &[], &["k"]).as_str(), r#"{ "_meta":{"a":1}}"#);
+    }
+
+    proptest! {
+        // req: LIFE-11
+        #[test]
+        fn everything_else_stays_byte_equal(
+            entries in prop::collection::vec((any::<String>(), prop::sample::select(vec![
+                "1e400", "-0.0", "\"\\ud800\"", "\"\\\\\"", "{\"a\": [1, {}]}", "[]", "null", "\"]}{[,:\"",
+            ])), 0..8),
+            removed in 0_usize..8,
+        ) {
+            let texts: Vec<_> = entries.iter().map(|(name, value)| format!("{} :{value}", quoted(name))).collect();
+            let object = raw(&format!("{{ {} }}", texts.join(" , ")));
+            let gone = entries.get(removed).map_or("gone", |(name, _)| name.as_str());
+            let mut expected: Vec<_> = texts.iter().zip(&entries).filter(|(_, (name, _))| name != gone && name != "set")
+                .map(|(text, _)| text.clone()).collect();
+            let done = set_members(&object, &[("set", "7")], &[gone]);
+            expected.push("\"set\":7".to_owned());
+            prop_assert_eq!(done.as_str(), format!("{{{}}}", expected.join(",")));
+            prop_assert_eq!(member(done.as_str(), "set"), Some("7"));
+            prop_assert_eq!(members(done.as_str()).map(|member| member.text.to_owned()).collect::<Vec<_>>(), expected);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "[\\[\\]{}\":,a\\\\ é0]{0,24}") {
+            let found = members(&text).count() + items(&text).count();
+            prop_assert!(found <= text.len());
+            prop_assert!(scan(text.as_bytes()).is_err() || member(&text, "a").is_none_or(|value| text.contains(value)));
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The engine on both databases: real store, scripted work, a clock moved by hand.
+
+mod harness;
+mod lifecycle;
+mod queue;
+mod recovery;
+mod retention;

@@ -1,0 +1,118 @@
+//! The real binary as a process, on a free port of 127.0.0.1.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_taskhold");
+
+/// How long a process may take for anything before a test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running `taskhold serve`; killed when dropped.
+pub struct Server {
+    child: Child,
+    /// The endpoint, `http://127.0.0.1:PORT/mcp`.
+    pub url: String,
+    lines: mpsc::UnboundedReceiver<String>,
+    /// What it wrote to standard error so far.
+    pub log: Vec<String>,
+}
+
+impl Server {
+    /// Starts `serve` on `database_url` with the demo server's test tools as the upstream `test`, and waits until it listens.
+    pub async fn start(database_url: &str) -> Self {
+        let upstream = format!("test={BINARY} demo-server --test-tools");
+        Self::start_with(database_url, &["--upstream", &upstream]).await
+    }
+
+    /// Starts `serve` with these further arguments, and waits until it listens.
+    pub async fn start_with(database_url: &str, arguments: &[&str]) -> Self {
+        Self::start_in(None, database_url, arguments).await
+    }
+
+    /// The same in a folder of its own, where `taskhold.toml` and `.env` may lie.
+    pub async fn start_in(folder: Option<&std::path::Path>, database_url: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(BINARY);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", database_url]).args(arguments);
+        if let Some(folder) = folder {
+            command.current_dir(folder);
+        }
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the binary starts");
+        let stderr = child.stderr.take().expect("standard error is piped");
+        let (sender, lines) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut reader = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = reader.next_line().await {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut server = Self { child, url: String::new(), lines, log: Vec::new() };
+        let ready = server.wait_for_line("is listening on ").await;
+        let at = ready.find("http://").unwrap_or_else(|| panic!("no URL in {ready:?}"));
+        server.url = ready[at..].trim_end_matches(['"', '}']).to_owned();
+        server
+    }
+
+    /// Reads standard error up to a line that contains `part`.
+    pub async fn wait_for_line(&mut self, part: &str) -> String {
+        let wait = async {
+            while let Some(line) = self.lines.recv().await {
+                self.log.push(line.clone());
+                if line.contains(part) {
+                    return Some(line);
+                }
+            }
+            None
+        };
+        let found = tokio::time::timeout(PATIENCE, wait).await.ok().flatten();
+        found.unwrap_or_else(|| panic!("no line with {part:?} in:\n{}", self.log.join("\n")))
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id().and_then(|id| id.try_into().ok()).expect("it runs")
+    }
+
+    /// SIGKILL, and wait until it is gone.
+    pub async fn kill(mut self) {
+        self.child.kill().await.expect("it can be killed");
+    }
+
+    /// SIGTERM, and wait for its end.
+    pub async fn terminate(mut self) -> ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("it ends in time").expect("it has a status")
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).expect("a process id is positive");
+        rustix::process::kill_process(pid, signal).expect("it can be signalled");
+    }
+}
+
+/// Runs a command of the binary to its end: exit status, standard output, standard error.
+pub async fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
+    let output = Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().await.expect("the binary starts");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it writes UTF-8");
+    (output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// A fresh token for a context of its own.
+pub async fn new_token(database_url: &str, name: &str) -> String {
+    let (status, stdout, stderr) = run(&["token", "create", "--name", name, "--database-url", database_url]).await;
+    assert!(status.success(), "{stderr}");
+    let token = stdout.trim().to_owned();
+    assert!(token.starts_with("th_") && !token.contains('\n'), "{stdout:?}");
+    token
+}
