@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::batch::{Gathered, Gatherer, Job, Lane, settle};
 use super::claims::{Note, Release};
 use super::dialect::{Dialect, Many, Row};
-use super::link::{Link, Own, Session};
+use super::link::{Link, Own};
 use super::sql::{Args, Cells, Fault};
 use super::tasks::{Create, EndTask, Look, look_up};
 use super::{
@@ -43,7 +43,7 @@ pub struct SqlStore<D: Dialect> {
     heart: Arc<Own<D>>,
     readers: Vec<Arc<Own<D>>>,
     writers: Vec<Arc<Own<D>>>,
-    watch: Option<Watch<D>>,
+    watch: Option<Arc<Watch<D>>>,
     pub(super) writes: Gatherer<Write>,
     pub(super) looks: Gatherer<Look>,
 }
@@ -94,7 +94,7 @@ impl<D: Dialect> SqlStore<D> {
             heart,
             readers,
             writers,
-            watch: watch.map(|own| Watch { own, last: Mutex::new(None) }),
+            watch: watch.map(|own| Arc::new(Watch { own, last: Mutex::new(None) })),
             writes: Gatherer::start("store.writes", MOST_ROWS, write_lanes),
             looks: Gatherer::start("store.looks", MOST_ROWS, look_lanes),
         }
@@ -202,19 +202,16 @@ impl<D: Dialect> SqlStore<D> {
 
     async fn changed(&self) -> Result<bool> {
         let Some((watch, sql)) = self.watch.as_ref().zip(D::WATCH) else { return Ok(true) };
-        let mut last = watch.last.lock().await;
-        let own = Arc::clone(&watch.own);
-        let version = self
-            .apart("store.watch", async move {
-                let mut session: Session<D> = own.session().await?;
-                let rows = session.fetch(sql, Vec::new()).await?;
-                rows.first().map(|row| row.int("data_version")).transpose()
-            })
-            .await?;
-        // No version, or that of a new connection, which may equal the old one's by chance, says nothing.
-        let changed = version.is_none() || *last != version;
-        *last = version;
-        Ok(changed)
+        let watch = Arc::clone(watch);
+        self.apart("store.watch", async move {
+            let mut last = watch.last.lock().await;
+            // Forgotten until the answer is there: a new connection's number says nothing about the old one's.
+            let before = last.take();
+            let rows = watch.own.session().await?.fetch(sql, Vec::new()).await?;
+            *last = rows.first().map(|row| row.int("data_version")).transpose()?;
+            Ok(before.is_none() || *last != before)
+        })
+        .await
     }
 }
 
