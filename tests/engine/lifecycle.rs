@@ -274,7 +274,8 @@ async fn work_past_its_run_limit_is_stopped(database: TestDatabase) {
 async fn errors_of_the_work_end_a_task_as_failed(database: TestDatabase) {
     let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
-    let hostile = r#"{"code":-32011,"message":"a\u0000b \ud800","data":[1e400,1.0,18446744073709551615,{"z":1,"a":2}]}"#;
+    let hostile =
+        r#"{"code":-32011,"message":"a\u0000b \ud800","data":[1e400,1.0,18446744073709551615,{"z":1,"a":2}]}"#;
     let error = Outcome::Error { json: taskhold::domain::json::RawJson::trusted(hostile) };
     let task = node.create(&caller, "once").await;
     node.script.next().await.end(Attempt::Answered(error.clone()));

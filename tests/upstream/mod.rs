@@ -2,7 +2,6 @@
 
 mod calls;
 mod catalog;
-mod catalog_store;
 mod harness;
 mod links;
 mod processes;
