@@ -205,10 +205,10 @@ async fn from_template() -> (String, Place) {
         let making = new_name();
         run(&server(), &format!("CREATE DATABASE {making}")).await;
         taskhold::store::migrate(&options(&url_of(&making))).await.expect("migrates");
-        let rename = AssertSqlSafe(format!("ALTER DATABASE {making} RENAME TO {template}"));
+        let rename = format!("ALTER DATABASE {making} RENAME TO {template}");
         // The last connections of the migration may still be on their way out.
         let mut tries = 0;
-        while let Err(error) = sqlx::raw_sql(rename.clone()).execute(&mut admin).await {
+        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(rename.clone())).execute(&mut admin).await {
             tries += 1;
             assert!(tries < 100, "{error}");
             sqlx::raw_sql("SELECT pg_sleep(0.05)").execute(&mut admin).await.expect("waits");
