@@ -37,10 +37,23 @@ impl Serving {
         Self { child, lines, said, url: ready }
     }
 
-    /// SIGTERM; answers the exit code and all of standard error.
-    fn stop(mut self) -> (Option<i32>, String) {
+    fn ask_to_stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Reads standard error up to a line that contains `part`.
+    fn until_it_says(&mut self, part: &str) {
+        let mut before = self.said.len();
+        while !self.said[before..].contains(part) {
+            before = self.said.len();
+            assert_ne!(self.lines.read_line(&mut self.said).unwrap(), 0, "it ended: {}", self.said);
+        }
+    }
+
+    /// SIGTERM; answers the exit code and all of standard error.
+    fn stop(mut self) -> (Option<i32>, String) {
+        self.ask_to_stop();
         let mut said = std::mem::take(&mut self.said);
         std::io::Read::read_to_string(&mut self.lines, &mut said).unwrap();
         (self.child.wait().unwrap().code(), said)
@@ -54,19 +67,66 @@ impl Drop for Serving {
     }
 }
 
+const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
+
+async fn post(url: &str, headers: &[(&str, &str)], body: String) -> reqwest::Response {
+    let mut request = reqwest::Client::new().post(url).header("Content-Type", "application/json").body(body);
+    for (name, value) in [("Accept", "application/json")].iter().chain(headers) {
+        request = request.header(*name, *value);
+    }
+    request.send().await.unwrap()
+}
+
 /// The HTTP status of an `initialize`.
 fn initialize(url: &str, token: Option<&str>) -> u16 {
-    let body = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
-    let mut request = reqwest::Client::new()
-        .post(url)
-        .header("Content-Type", "application/json")
-        .header("Accept", "application/json, text/event-stream")
-        .body(body);
-    if let Some(token) = token {
-        request = request.bearer_auth(token);
-    }
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(request.send()).unwrap().status().as_u16()
+    runtime.block_on(post(url, &headers, INITIALIZE.to_owned())).status().as_u16()
+}
+
+/// A service without authentication whose tool `charge` has begun to run as a plain call of `ms`.
+struct Charging {
+    serving: Serving,
+    runtime: tokio::runtime::Runtime,
+    answer: tokio::task::JoinHandle<Result<String, reqwest::Error>>,
+}
+
+impl Charging {
+    fn start(folder: &Path, ms: u32) -> Self {
+        let upstream = format!("test={} demo-server --test-tools", env!("CARGO_BIN_EXE_taskhold"));
+        let serving = Serving::start(folder, &["--auth", "none", "--upstream", &upstream]);
+        let file = folder.join("charged");
+        let call = serde_json::json!({
+            "jsonrpc": "2.0", "id": 2, "method": "tools/call",
+            "params": { "name": "charge", "arguments": { "file": file, "ms": ms } },
+        });
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let url = serving.url.clone();
+        let session = runtime.block_on(async {
+            let initialized = post(&url, &[], INITIALIZE.to_owned()).await;
+            let session = initialized.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+            let list = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#.to_owned();
+            let headers = [("Mcp-Session-Id", session.as_str())];
+            until(async || post(&url, &headers, list.clone()).await.text().await.unwrap().contains("charge")).await;
+            session
+        });
+        let answer = runtime.spawn(async move {
+            post(&url, &[("Mcp-Session-Id", session.as_str())], call.to_string()).await.text().await
+        });
+        runtime.block_on(until(async || file.exists()));
+        Self { serving, runtime, answer }
+    }
+}
+
+/// Polls a condition of another process.
+async fn until(mut condition: impl AsyncFnMut() -> bool) {
+    let wait = async {
+        while !condition().await {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), wait).await.unwrap();
 }
 
 // req: OPS-03
@@ -94,6 +154,28 @@ fn it_stops_with_0_when_asked_to_and_logs_json_lines_where_no_terminal_is() {
     assert_eq!(code, Some(0), "{said}");
     let logged: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert!(logged.iter().any(|line| line["level"] == "INFO" && line["signal"] == "SIGTERM"), "{said}");
+}
+
+// req: KEEP-10
+#[test]
+fn a_plain_call_that_runs_gets_the_drain_period() {
+    let folder = tempfile::tempdir().unwrap();
+    let Charging { serving, runtime, answer } = Charging::start(folder.path(), 3_000);
+    let (code, said) = serving.stop();
+    assert_eq!(code, Some(0), "{said}");
+    let answer = runtime.block_on(answer).unwrap().unwrap();
+    assert!(answer.contains(r#""text":"charged""#), "{answer}");
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let Charging { mut serving, .. } = Charging::start(folder.path(), 60_000);
+    serving.ask_to_stop();
+    serving.until_it_says("stopping: running work gets time to end");
+    let (code, said) = serving.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("stopping at once"), "{said}");
 }
 
 // req: AUTH-09
