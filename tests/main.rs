@@ -1,1 +1,7 @@
+//! The one integration binary.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
+
+mod docs;
+mod tidy;
+mod upstream;
