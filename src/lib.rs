@@ -20,7 +20,10 @@
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod app;
 pub mod auth;
+pub mod cli;
+pub mod config;
 pub mod demo;
 pub mod domain;
 pub mod engine;
@@ -29,3 +32,4 @@ pub mod http;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;
+pub mod telemetry;
