@@ -3,12 +3,11 @@
 use serde_json::json;
 
 use super::harness::Service;
-use crate::support::database::Backend;
 
 // req: LIFE-11
 #[tokio::test]
 async fn a_plain_call_carries_json_both_ways_as_it_is() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let arguments = r#"{"z":1e400,"a":18446744073709551615,"\ud800":"\u0000","n":1.0}"#;
     let result = r#"{"x":1e400,"content":[{"type":"text","text":"\u0000\ud800"}],"_meta":{"b":2,"a":1.0}}"#;
@@ -38,7 +37,7 @@ async fn a_plain_call_carries_json_both_ways_as_it_is() {
 // req: LIFE-11
 #[tokio::test]
 async fn what_only_the_upstream_means_is_taken_out() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let result = r#"{"resultType":"complete","content":[],"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"theirs"},"k":1,"io.modelcontextprotocol/serverInfo":{"name":"theirs"}}}"#;
     let (answer, ()) = tokio::join!(client.call("optional", json!({})), service.answer_next(result));
@@ -48,7 +47,7 @@ async fn what_only_the_upstream_means_is_taken_out() {
 // req: EXEC-10
 #[tokio::test]
 async fn arguments_are_checked_before_anything_runs() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let bad = json!({ "name": "optional", "arguments": { "bad": 1 } });
     let result = client.request("tools/call", bad.clone()).await.result();

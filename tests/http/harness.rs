@@ -19,6 +19,7 @@ use taskhold::engine::{Engine, EngineParts, EngineRules};
 use taskhold::executor::{Attempt, Tool};
 use taskhold::http::server::{ServerRules, serve};
 use taskhold::http::{HttpRules, HttpState, router};
+use taskhold::lifecycle::spawn;
 use taskhold::store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -39,12 +40,11 @@ pub struct Service {
 }
 
 impl Service {
-    pub async fn start(backend: Backend) -> Self {
-        Self::start_with(backend, |_| {}).await
+    pub async fn on_sqlite() -> Self {
+        Self::start(TestDatabase::new(Backend::Sqlite).await).await
     }
 
-    pub async fn start_with(backend: Backend, change: impl FnOnce(&mut HttpRules)) -> Self {
-        let database = TestDatabase::new(backend).await;
+    pub async fn start(database: TestDatabase) -> Self {
         let script = Script::new();
         let clock = SystemClock::new();
         let parts = EngineParts {
@@ -60,14 +60,17 @@ impl Service {
         engine.start();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut rules = http_rules();
-        change(&mut rules);
         let names = Arc::new(Names::new(database.store.clone(), clock.now()));
         let (drain, shutdown) = (CancellationToken::new(), CancellationToken::new());
-        let state =
-            HttpState { engine, auth: names.clone(), store: database.store.clone(), rules, drain: drain.clone() };
+        let state = HttpState {
+            engine,
+            auth: names.clone(),
+            store: database.store.clone(),
+            rules: http_rules(),
+            drain: drain.clone(),
+        };
         let running = serve(listener, router(state), ServerRules::default(), shutdown.clone(), Duration::from_secs(5));
-        tokio::spawn(running);
+        spawn("server", running);
         Self { url: format!("http://{address}/mcp"), script, names, drain, database, shutdown }
     }
 

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::harness::Service;
 use crate::support::client::Client;
-use crate::support::database::Backend;
 
 const RESULT: &str = r#"{"content":[{"type":"text","text":"done"}]}"#;
 
@@ -19,7 +18,7 @@ async fn served(service: &Service, client: &Client, params: Value) -> Value {
 // req: CAP-01, CAP-02, CAP-11
 #[tokio::test]
 async fn initialize_declares_what_is_served() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let mut client = Client::new(&service.url, Some("owner"));
     let all = json!({ "tools": {}, "tasks": { "list": {}, "cancel": {}, "requests": { "tools": { "call": {} } } } });
     for (asked, answered, capabilities) in [
@@ -41,7 +40,7 @@ async fn initialize_declares_what_is_served() {
 // req: AUTH-09, CAP-02
 #[tokio::test]
 async fn callers_that_cannot_be_told_apart_have_no_list() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     service.names.open_to_anyone.store(true, Ordering::SeqCst);
     let mut client = Client::new(&service.url, None);
     let result = client.initialize("2025-11-25").await;
@@ -54,7 +53,7 @@ async fn callers_that_cannot_be_told_apart_have_no_list() {
 // req: CAP-03
 #[tokio::test]
 async fn tools_carry_their_task_support() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let answer = client.request("tools/list", json!({})).await;
     let tools = answer.text();
@@ -85,7 +84,7 @@ async fn tools_carry_their_task_support() {
 // req: CAP-04, CAP-05, CAP-06
 #[tokio::test]
 async fn the_tools_mode_and_the_task_field_decide() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let plain = |name: &str| json!({ "name": name });
     let task = |name: &str| json!({ "name": name, "task": {} });
@@ -108,7 +107,7 @@ async fn the_tools_mode_and_the_task_field_decide() {
 // req: CAP-07
 #[tokio::test]
 async fn where_tasks_are_not_offered_the_task_field_means_nothing() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     for client in [service.client_of("owner", "2025-06-18").await, service.client("someone@plain").await] {
         for name in ["never", "optional", "always"] {
             for params in [json!({ "name": name, "task": { "ttl": -1 } }), json!({ "name": name })] {
@@ -127,7 +126,7 @@ async fn where_tasks_are_not_offered_the_task_field_means_nothing() {
 // req: CAP-12
 #[tokio::test]
 async fn an_unknown_tool_is_an_invalid_parameter() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for params in [
         json!({ "name": "nobody" }),

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::harness::Service;
-use crate::support::database::Backend;
 
 /// The schema of revision 2025-11-25, from the folder that `MCP_SCHEMA_DIR` names.
 fn schema() -> Option<Value> {
@@ -32,7 +31,7 @@ async fn what_is_sent_fits_the_schema() {
         println!("MCP_SCHEMA_DIR is not set: the shapes on the wire are not checked against the schema");
         return;
     };
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let mut client = crate::support::client::Client::new(&service.url, Some("owner"));
     check(&schema, "InitializeResult", &client.initialize("2025-11-25").await);
     check(&schema, "EmptyResult", &client.request("ping", json!({})).await.result());

@@ -3,11 +3,20 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use taskhold::lifecycle::spawn;
 
 use super::harness::Service;
 use crate::support::client::{Answer, Client};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
+
+contract! {
+    a_task_lives_from_its_creation_to_its_result,
+    failures_are_failed_in_this_era,
+    strangers_see_what_nobody_sees,
+    the_list_is_paged_newest_first,
+    a_cancel_ends_a_task_for_all_who_wait,
+}
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const RESULT: &str = r#"{"content":[{"type":"text","text":"\u0000\ud800"}],"x":1e400,"_meta":{"b":2,"a":1.0}}"#;
@@ -16,10 +25,9 @@ fn fields(object: &Value) -> Vec<&str> {
     object.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
-on_both!(a_task_lives_from_its_creation_to_its_result, a_tasks_life);
 // req: LIFE-01, LIFE-08, LIFE-09, LIFE-11, TASK-01, TASK-05, TASK-06, TASK-08, TASK-10, TASK-24, TASK-27
-async fn a_tasks_life(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn a_task_lives_from_its_creation_to_its_result(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let params = json!({ "name": "our_name", "arguments": {}, "task": { "ttl": 60_000 } });
     let created = client.request("tools/call", params).await;
@@ -68,10 +76,9 @@ async fn a_tasks_life(backend: Backend) {
     assert_eq!(fields(&listed), ["tasks"]);
 }
 
-on_both!(failures_are_failed_in_this_era, failures_fail);
 // req: TASK-06, TASK-26, LIFE-11
-async fn failures_fail(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn failures_are_failed_in_this_era(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let tool_error =
         r#"{"content":[{"type":"text","text":"disk full"}],"structuredContent":{"free":1.0},"isError":true}"#;
@@ -94,7 +101,7 @@ async fn failures_fail(backend: Backend) {
 // req: TASK-02, TASK-03
 #[tokio::test]
 async fn a_ttl_is_granted_within_limits_or_refused() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let ask = async |task: &str| {
         let body =
@@ -132,10 +139,9 @@ async fn a_ttl_is_granted_within_limits_or_refused() {
     assert_eq!(client.list().await.len(), before);
 }
 
-on_both!(strangers_see_what_nobody_sees, strangers_see_nothing);
 // req: TASK-11, TASK-09, AUTH-03, AUTH-04
-async fn strangers_see_nothing(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn strangers_see_what_nobody_sees(database: TestDatabase) {
+    let service = Service::start(database).await;
     let owner = service.client("owner").await;
     let stranger = service.client("stranger").await;
     let task = owner.task("optional", json!({})).await;
@@ -165,7 +171,7 @@ async fn strangers_see_nothing(backend: Backend) {
 // req: TASK-25
 #[tokio::test]
 async fn mistyped_parameters_are_named() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for method in ["tasks/get", "tasks/result", "tasks/cancel"] {
         for params in [json!({}), json!({ "taskId": 7 }), json!({ "taskId": null }), json!({ "taskid": "x" })] {
@@ -184,10 +190,9 @@ async fn mistyped_parameters_are_named() {
     assert_eq!(client.send(body).await.result()["tasks"].as_array().unwrap().len(), 1);
 }
 
-on_both!(the_list_is_paged_newest_first, pages);
 // req: TASK-16, TASK-17, TASK-18, TASK-19
-async fn pages(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn the_list_is_paged_newest_first(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let mut made = Vec::new();
     for count in 1..=7 {
@@ -207,10 +212,9 @@ async fn pages(backend: Backend) {
     }
 }
 
-on_both!(a_cancel_ends_a_task_for_all_who_wait, cancel_wakes);
 // req: TASK-12, TASK-13, TASK-14, TASK-15, TASK-22
-async fn cancel_wakes(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn a_cancel_ends_a_task_for_all_who_wait(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let id = task["taskId"].clone();
@@ -219,7 +223,7 @@ async fn cancel_wakes(backend: Backend) {
         .into_iter()
         .map(|accept| {
             let (waiter, id) = (Client { accept, ..client.clone() }, id.clone());
-            tokio::spawn(async move { waiter.result(&id).await })
+            spawn("client", async move { waiter.result(&id).await })
         })
         .collect();
     let cancelled = client.cancel(&id).await.result();

@@ -7,8 +7,12 @@ use serde_json::json;
 
 use super::harness::{BODY_LIMIT, Service};
 use crate::support::client::{Answer, Client};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
+
+contract! {
+    sessions_belong_to_their_context_and_end,
+}
 
 const PING: &str = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
 const UNKNOWN_SESSION: &str = "786512e2-9e0d-44bd-8f29-789f320fe840";
@@ -24,7 +28,7 @@ async fn post_with(client: &Client, headers: &[(&str, &str)], body: &str) -> Ans
 // req: HTTP-01
 #[tokio::test]
 async fn foreign_origins_and_hosts_are_forbidden() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let cases: [(&[(&str, &str)], u16); 10] = [
         (&[], 200),
@@ -51,7 +55,7 @@ async fn foreign_origins_and_hosts_are_forbidden() {
 // req: HTTP-03, CAP-09
 #[tokio::test]
 async fn notifications_and_responses_are_accepted_without_an_answer() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for body in [
         r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
@@ -71,7 +75,7 @@ async fn notifications_and_responses_are_accepted_without_an_answer() {
 // req: HTTP-04
 #[tokio::test]
 async fn what_is_no_message_is_refused_and_nothing_runs() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"optional"}}"#;
     let cases: Vec<(Vec<u8>, i64, bool)> = vec![
@@ -99,7 +103,7 @@ async fn what_is_no_message_is_refused_and_nothing_runs() {
 // req: HTTP-04
 #[tokio::test]
 async fn answers_come_in_a_form_that_the_client_accepts() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for (accept, kind) in [
         ("application/json, text/event-stream", "application/json"),
@@ -127,7 +131,7 @@ async fn answers_come_in_a_form_that_the_client_accepts() {
 // req: HTTP-04, HTTP-11
 #[tokio::test]
 async fn bodies_are_bounded_and_large_ones_pass_unharmed() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let padded = |size: usize| format!("{PING}{}", " ".repeat(size - PING.len()));
     assert_eq!(client.send(&padded(BODY_LIMIT)).await.status, 200);
@@ -151,7 +155,7 @@ async fn bodies_are_bounded_and_large_ones_pass_unharmed() {
 // req: HTTP-05
 #[tokio::test]
 async fn ids_are_echoed_as_sent() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for id in ["0", "-1", "9007199254740992", "18446744073709551616", r#""""#, r#""\u0041 ä""#] {
         let answer = client.send(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#)).await;
@@ -161,10 +165,9 @@ async fn ids_are_echoed_as_sent() {
     }
 }
 
-on_both!(sessions_belong_to_their_context_and_end, sessions_end);
 // req: HTTP-07, AUTH-03
-async fn sessions_end(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn sessions_belong_to_their_context_and_end(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let session = client.session.clone().unwrap();
     assert!(session.len() >= 32 && session.bytes().all(|byte| byte.is_ascii_graphic()), "{session}");
@@ -195,7 +198,7 @@ async fn sessions_end(backend: Backend) {
 // req: HTTP-06
 #[tokio::test]
 async fn there_is_no_stream_to_open_and_nothing_but_messages() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for method in [Method::GET, Method::PUT, Method::PATCH] {
         let response = client.build(method.clone()).send().await.unwrap();
@@ -208,7 +211,7 @@ async fn there_is_no_stream_to_open_and_nothing_but_messages() {
 // req: HTTP-08
 #[tokio::test]
 async fn the_version_header_is_checked_after_initialize_only() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let versioned = async |versions: &[&str], body: &str, session: bool| {
         let mut request = client.build(Method::POST).header("content-type", "application/json").body(body.to_owned());
@@ -240,7 +243,7 @@ async fn the_version_header_is_checked_after_initialize_only() {
 // req: AUTH-01
 #[tokio::test]
 async fn without_a_valid_token_there_is_nothing_but_a_challenge() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let ask = async |authorization: &[&str], method: Method| {
         let with_body = client.build(method).header("content-type", "application/json").body(PING);
@@ -266,7 +269,7 @@ async fn without_a_valid_token_there_is_nothing_but_a_challenge() {
 // req: HTTP-13
 #[tokio::test]
 async fn the_first_refusal_that_applies_answers() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let owner = service.client("owner").await;
     // Every fault at once; then one after the other is mended, from the first to the last.
     let faulty = Client {
@@ -307,7 +310,7 @@ async fn the_first_refusal_that_applies_answers() {
 // req: HTTP-15
 #[tokio::test]
 async fn errors_of_well_formed_requests_travel_at_200() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     for (method, params, code) in [
         ("nothing", json!({}), -32601),
@@ -324,7 +327,7 @@ async fn errors_of_well_formed_requests_travel_at_200() {
 // req: KEEP-11
 #[tokio::test]
 async fn when_tokens_cannot_be_checked_nobody_is_unauthorized() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     service.names.away.store(true, Ordering::SeqCst);
     let answer = client.send(r#"{"jsonrpc":"2.0","id":"mine","method":"ping"}"#).await;
@@ -339,7 +342,7 @@ async fn when_tokens_cannot_be_checked_nobody_is_unauthorized() {
 // req: OPS-06
 #[tokio::test]
 async fn health_tells_the_truth() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let ask = async |path: &str| Answer::read(reqwest::get(service.url.replace("/mcp", path)).await.unwrap()).await;
     assert_eq!(ask("/healthz").await.status, 200);
     let ready = ask("/readyz").await;

@@ -6,11 +6,17 @@ use futures_util::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 use taskhold::executor::Attempt;
+use taskhold::lifecycle::spawn;
 
 use super::harness::{Service, until};
 use crate::support::client::{Answer, Client};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
+
+contract! {
+    a_wait_becomes_a_stream_that_ends_with_the_answer,
+    a_client_that_leaves_ends_only_its_waiting,
+}
 
 const RESULT: &str = r#"{"content":[]}"#;
 
@@ -26,10 +32,9 @@ async fn cancel_request(client: &Client, id: &Value) {
     assert_eq!(client.send(&message).await.status, 202);
 }
 
-on_both!(a_wait_becomes_a_stream_that_ends_with_the_answer, a_wait_streams);
 // req: TASK-07, NOTE-08, HTTP-03
-async fn a_wait_streams(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn a_wait_becomes_a_stream_that_ends_with_the_answer(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let response = begin(&client, "tasks/result", &json!({ "taskId": task["taskId"] })).await;
@@ -47,11 +52,11 @@ async fn a_wait_streams(backend: Backend) {
 // req: TASK-07
 #[tokio::test]
 async fn who_takes_only_json_waits_for_json() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = Client { accept: "application/json", ..service.client("owner").await };
     let task = client.task("optional", json!({})).await;
     let id = task["taskId"].clone();
-    let waiter = tokio::spawn({
+    let waiter = spawn("client", {
         let (client, id) = (client.clone(), id.clone());
         async move { client.result(&id).await }
     });
@@ -65,10 +70,9 @@ async fn who_takes_only_json_waits_for_json() {
     assert_eq!(answer.result()["content"][0]["text"], "late");
 }
 
-on_both!(a_client_that_leaves_ends_only_its_waiting, leaving_ends_nothing);
 // req: TASK-23
-async fn leaving_ends_nothing(backend: Backend) {
-    let service = Service::start(backend).await;
+async fn a_client_that_leaves_ends_only_its_waiting(database: TestDatabase) {
+    let service = Service::start(database).await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let id = task["taskId"].clone();
@@ -94,13 +98,13 @@ async fn leaving_ends_nothing(backend: Backend) {
 // req: CAP-10
 #[tokio::test]
 async fn a_cancelled_plain_call_is_stopped_and_gets_no_response() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let stranger = service.client("stranger").await;
     let ask = |accept: &'static str, id: &'static str| {
         let client = Client { accept, ..client.clone() };
         let body = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "optional" } });
-        tokio::spawn(async move { client.send(&body.to_string()).await })
+        spawn("client", async move { client.send(&body.to_string()).await })
     };
     for accept in [client.accept, "application/json"] {
         let call = ask(accept, "mine");
@@ -121,7 +125,7 @@ async fn a_cancelled_plain_call_is_stopped_and_gets_no_response() {
 // req: CAP-10, TASK-23
 #[tokio::test]
 async fn cancelling_a_wait_ends_the_waiter_and_not_the_task() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let body = r#"{"jsonrpc":"2.0","id":"create","method":"tools/call","params":{"name":"optional","task":{}}}"#;
     let id = client.send(body).await.result()["task"]["taskId"].clone();
@@ -140,13 +144,13 @@ async fn cancelling_a_wait_ends_the_waiter_and_not_the_task() {
 // req: KEEP-10
 #[tokio::test]
 async fn a_draining_node_lets_waiters_go() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let id = task["taskId"].clone();
     let stream = begin(&client, "tasks/result", &json!({ "taskId": id })).await;
     let json_only = Client { accept: "application/json", ..client.clone() };
-    let waiter = tokio::spawn({
+    let waiter = spawn("client", {
         let id = id.clone();
         async move { json_only.result(&id).await }
     });
@@ -164,12 +168,12 @@ async fn a_draining_node_lets_waiters_go() {
 // req: AUTH-07
 #[tokio::test]
 async fn a_revoked_token_ends_its_streams() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let stream = begin(&client, "tasks/result", &json!({ "taskId": task["taskId"] })).await;
     let json_only = Client { accept: "application/json", ..client.clone() };
-    let waiter = tokio::spawn(async move { json_only.result(&task["taskId"]).await });
+    let waiter = spawn("client", async move { json_only.result(&task["taskId"]).await });
     service.names.revoke("owner");
     let ended = tokio::time::timeout(Duration::from_secs(5), Answer::read(stream)).await.unwrap();
     assert_eq!(ended.text(), "", "{ended:?}");
@@ -179,7 +183,7 @@ async fn a_revoked_token_ends_its_streams() {
 // req: TASK-22
 #[tokio::test]
 async fn many_wait_for_one_task_and_each_gets_the_outcome() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let params = json!({ "taskId": task["taskId"] });
@@ -194,7 +198,7 @@ async fn many_wait_for_one_task_and_each_gets_the_outcome() {
 // req: AUTH-14
 #[tokio::test]
 async fn a_limit_refuses_before_the_wait() {
-    let service = Service::start(Backend::Sqlite).await;
+    let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let task = client.task("optional", json!({})).await;
     let params = json!({ "taskId": task["taskId"] });
