@@ -28,7 +28,7 @@ fn check(schema: &Value, name: &str, value: &Value) {
 #[tokio::test]
 async fn what_is_sent_fits_the_schema() {
     let Some(schema) = schema() else {
-        println!("MCP_SCHEMA_DIR is not set: the shapes on the wire are not checked against the schema");
+        eprintln!("MCP_SCHEMA_DIR is not set: the shapes on the wire are not checked against the schema");
         return;
     };
     let service = Service::on_sqlite().await;

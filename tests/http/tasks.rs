@@ -164,7 +164,7 @@ async fn strangers_see_what_nobody_sees(database: TestDatabase) {
     }
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert_eq!(stranger.list().await, Vec::<Value>::new());
-    assert_eq!(owner.list().await, [id.clone()]);
+    assert_eq!(owner.list().await, std::slice::from_ref(id));
     assert_eq!(owner.get(id).await.result()["status"], "working");
 }
 
