@@ -154,12 +154,11 @@ fn engine_rules(config: &Config) -> EngineRules {
 }
 
 fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
-    let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
-    let public = config.server.public_url.as_deref().and_then(host_of);
-    let hosts = loopback.into_iter().chain([address.to_string()]).chain(public);
+    let public_url = config.server.public_url.as_deref();
+    let (hosts, origins) = (HttpRules::own_hosts(address, public_url), HttpRules::own_origins(address, public_url));
     HttpRules {
-        allowed_hosts: hosts.chain(config.server.allowed_hosts.iter().cloned()).collect(),
-        allowed_origins: config.server.allowed_origins.clone(),
+        allowed_hosts: hosts.into_iter().chain(config.server.allowed_hosts.iter().cloned()).collect(),
+        allowed_origins: origins.into_iter().chain(config.server.allowed_origins.iter().cloned()).collect(),
         body_limit: config.limits.body,
         session_idle: SESSION_IDLE,
         tasks_enabled: config.tasks.enabled,
@@ -170,12 +169,6 @@ fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
 fn tenants_without_tasks(config: &Config) -> HashSet<String> {
     let without = config.tenants.iter().filter(|(_, tenant)| !tenant.tasks);
     without.map(|(name, _)| name.clone()).collect()
-}
-
-/// The host and port of a URL that was checked to be one.
-fn host_of(url: &str) -> Option<String> {
-    let (_, rest) = url.split_once("://")?;
-    rest.split('/').next().map(str::to_owned)
 }
 
 fn upstream_config(upstream: &config::UpstreamConfig) -> upstream::UpstreamConfig {

@@ -6,6 +6,7 @@ mod auth;
 mod cli;
 mod docs;
 mod engine;
+mod http;
 mod process;
 mod store;
 mod support;
