@@ -4,3 +4,4 @@
 
 mod docs;
 mod tidy;
+mod upstream;
