@@ -20,10 +20,12 @@
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod auth;
 pub mod demo;
 pub mod domain;
 pub mod engine;
 pub mod executor;
+pub mod http;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;
