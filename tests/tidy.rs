@@ -18,7 +18,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("engine", &["domain::*", "store", "executor", "lifecycle"]),
     ("auth", &["domain::*", "store", "lifecycle"]),
     ("http", &["domain::*", "protocol::*", "engine::*", "auth::*", "store", "lifecycle"]),
-    ("config", &["domain::*", "store", "executor", "engine", "auth", "http"]),
+    ("config", &["domain::*", "store", "executor::*", "engine", "auth", "http"]),
     ("demo", &["lifecycle"]),
 ];
 
