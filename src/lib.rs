@@ -21,6 +21,7 @@
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
 pub mod auth;
+pub mod config;
 pub mod demo;
 pub mod domain;
 pub mod engine;
@@ -29,3 +30,4 @@ pub mod http;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;
+pub mod telemetry;

@@ -3,5 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
 
 mod docs;
+mod store;
+mod support;
 mod tidy;
 mod upstream;

@@ -1,0 +1,3 @@
+//! What several topics of tests use.
+
+pub mod database;
