@@ -1,8 +1,10 @@
-//! The one integration binary.
+//! The integration tests, one binary.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
 
 mod docs;
+mod engine;
+mod process;
 mod store;
 mod support;
 mod tidy;

@@ -14,7 +14,7 @@ use taskhold::domain::task::{Status, Task};
 use taskhold::engine::{Caller, Engine, EngineParts, EngineRules, ToolCall};
 use taskhold::executor::Tool;
 
-use crate::support::database::{Backend, TestDatabase};
+use crate::support::database::TestDatabase;
 use crate::support::script::{Script, Tools, tool};
 
 pub struct Node {
@@ -30,8 +30,7 @@ pub struct World {
 }
 
 impl World {
-    pub async fn new(backend: Backend) -> Self {
-        let database = TestDatabase::new(backend).await;
+    pub async fn new(database: TestDatabase) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         Self { database, clock, rules: rules() }
     }

@@ -25,31 +25,7 @@ use taskhold::domain::retention::Ttl;
 use taskhold::domain::work::NewTask;
 use taskhold::store::{End, Finish, ScopedStore, Store};
 
-/// Runs each case on each database.
-macro_rules! contract {
-    ($($case:ident),* $(,)?) => {
-        mod on_sqlite {
-            use crate::support::database::{Backend, TestDatabase};
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $case() {
-                    super::$case(TestDatabase::new(Backend::Sqlite).await).await;
-                }
-            )*
-        }
-
-        mod on_postgres {
-            use crate::support::database::{Backend, TestDatabase};
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $case() {
-                    super::$case(TestDatabase::new(Backend::Postgres).await).await;
-                }
-            )*
-        }
-    };
-}
-use contract;
+use crate::support::contract;
 
 /// Some time, in seconds after an arbitrary start.
 fn at(seconds: u64) -> Timestamp {

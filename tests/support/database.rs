@@ -7,7 +7,8 @@ use std::str::FromStr;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqliteConnection};
-use taskhold::domain::ids::TaskId;
+use taskhold::domain::clock::Timestamp;
+use taskhold::domain::ids::{LeaseToken, TaskId};
 use taskhold::store::{DatabaseOptions, Store};
 use tempfile::TempDir;
 
@@ -65,6 +66,37 @@ impl TestDatabase {
     /// The first column of the only row.
     pub async fn number(&self, query: &str) -> i64 {
         number(&self.url, query).await
+    }
+
+    /// As if no node had reported for so long.
+    pub async fn silence_nodes(&self, silence: std::time::Duration) {
+        self.sql(&format!("UPDATE nodes SET heartbeat = heartbeat - {}", silence.as_micros())).await;
+    }
+
+    /// As if the nodes that were there before the newest had not reported for so long.
+    pub async fn silence_nodes_but_the_newest(&self, silence: std::time::Duration) {
+        let older = "heartbeat < (SELECT MAX(heartbeat) FROM nodes)";
+        self.sql(&format!("UPDATE nodes SET heartbeat = heartbeat - {} WHERE {older}", silence.as_micros())).await;
+    }
+
+    /// Claims a waiting task for the only node there is, which knows nothing of it.
+    pub async fn claim_for_the_only_node(&self, task: TaskId, now: Timestamp) {
+        let (id, token) = (self.id(task.as_uuid()), self.id(LeaseToken::new().as_uuid()));
+        self.sql(&format!(
+            "UPDATE task_live SET node = (SELECT id FROM nodes), token = {token}, attempt = 1, claimed = {}
+             WHERE task = {id} AND node IS NULL",
+            now.micros()
+        ))
+        .await;
+    }
+
+    /// How many rows there are of tasks and all that belongs to them.
+    pub async fn rows_of_tasks(&self) -> i64 {
+        self.number(
+            "SELECT (SELECT COUNT(*) FROM tasks) + (SELECT COUNT(*) FROM task_live)
+                + (SELECT COUNT(*) FROM task_requests) + (SELECT COUNT(*) FROM task_outcomes)",
+        )
+        .await
     }
 
     /// An id as a literal of this engine.
@@ -173,10 +205,10 @@ async fn from_template() -> (String, Place) {
         let making = new_name();
         run(&server(), &format!("CREATE DATABASE {making}")).await;
         taskhold::store::migrate(&options(&url_of(&making))).await.expect("migrates");
-        let rename = AssertSqlSafe(format!("ALTER DATABASE {making} RENAME TO {template}"));
+        let rename = format!("ALTER DATABASE {making} RENAME TO {template}");
         // The last connections of the migration may still be on their way out.
         let mut tries = 0;
-        while let Err(error) = sqlx::raw_sql(rename.clone()).execute(&mut admin).await {
+        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(rename.clone())).execute(&mut admin).await {
             tries += 1;
             assert!(tries < 100, "{error}");
             sqlx::raw_sql("SELECT pg_sleep(0.05)").execute(&mut admin).await.expect("waits");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use taskhold::domain::clock::SystemClock;
+use taskhold::domain::clock::{Clock, SystemClock};
 use taskhold::domain::ids::ContextId;
 use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
@@ -51,8 +51,12 @@ impl World {
     }
 
     pub async fn with(settings: Settings, configs: Vec<UpstreamConfig>) -> Self {
+        Self::at(SystemClock::new(), settings, configs).await
+    }
+
+    pub async fn at(clock: Arc<dyn Clock>, settings: Settings, configs: Vec<UpstreamConfig>) -> Self {
         let (_, store) = CatalogStore::new();
-        let upstreams = Upstreams::start(configs, settings, store.system(), SystemClock::new()).await;
+        let upstreams = Upstreams::start(configs, settings, store.system(), clock).await;
         let world = Self { upstreams, store };
         within("the upstreams to settle", world.upstreams.settled()).await;
         world

@@ -6,4 +6,5 @@ mod calls;
 mod catalog;
 mod catalog_store;
 mod harness;
+mod links;
 mod processes;

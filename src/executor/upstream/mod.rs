@@ -7,6 +7,7 @@
 
 mod catalogue;
 mod config;
+mod cost;
 mod discovery;
 mod lines;
 mod link;

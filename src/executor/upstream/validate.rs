@@ -7,6 +7,7 @@
 use jsonschema::{Draft, PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
+use super::cost::{Estimator, TooMuch};
 use crate::domain::json::RawJson;
 use crate::domain::text::storable;
 use crate::executor::ArgumentCheck;
@@ -23,7 +24,7 @@ const MOST_FAULT_BYTES: usize = 300;
 pub(super) fn arguments(definition: &RawJson) -> ArgumentCheck {
     let schema = member(definition.as_str(), "inputSchema").unwrap_or("{}");
     match compile(schema) {
-        Ok(validator) => ArgumentCheck::new(move |arguments| check(&validator, arguments)),
+        Ok(compiled) => ArgumentCheck::new(move |arguments| compiled.check(arguments)),
         Err(why) => ArgumentCheck::new(move |_| Err(format!("the tool's input schema cannot be used: {why}"))),
     }
 }
@@ -33,12 +34,18 @@ pub(super) fn problem(definition: &RawJson) -> Option<String> {
     compile(member(definition.as_str(), "inputSchema").unwrap_or("{}")).err()
 }
 
-fn compile(schema: &str) -> Result<Validator, String> {
-    let schema = replaced(schema)?;
+struct Compiled {
+    validator: Validator,
+    estimator: Option<Estimator>,
+}
+
+fn compile(text: &str) -> Result<Compiled, String> {
+    let schema = replaced(text)?;
+    let estimator = Estimator::new(&schema, text.len())?;
     let options = || jsonschema::options().with_draft_of(&schema).map(jsonschema::ValidationOptions::offline);
     let linear = PatternOptions::regex().size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES);
     let built = options()?.with_pattern_options(linear).build(&schema);
-    built
+    let validator = built
         .or_else(|error| match options() {
             Ok(options) if is_about_a_pattern(&error) => {
                 let bounded = PatternOptions::fancy_regex()
@@ -49,7 +56,8 @@ fn compile(schema: &str) -> Result<Validator, String> {
             }
             _ => Err(error),
         })
-        .map_err(|error| describe(&error))
+        .map_err(|error| describe(&error))?;
+    Ok(Compiled { validator, estimator })
 }
 
 /// Chooses the dialect before anything is compiled.
@@ -79,15 +87,21 @@ fn is_about_a_pattern(error: &ValidationError<'_>) -> bool {
     path.contains("pattern") || error.to_string().contains("regex")
 }
 
-fn check(validator: &Validator, arguments: &RawJson) -> Result<(), String> {
-    let copy = replaced(arguments.as_str()).map_err(|why| format!("the arguments cannot be checked: {why}"))?;
-    let mut faults = validator.iter_errors(&copy);
-    let first: Vec<_> = faults.by_ref().take(MOST_FAULTS).map(|error| describe(&error)).collect();
-    if first.is_empty() {
-        return Ok(());
+impl Compiled {
+    fn check(&self, arguments: &RawJson) -> Result<(), String> {
+        let copy = replaced(arguments.as_str()).map_err(|why| format!("the arguments cannot be checked: {why}"))?;
+        if let Some(estimator) = &self.estimator {
+            let too_much = |TooMuch| "the arguments cannot be checked: the tool's input schema makes it too much work";
+            estimator.estimate(&copy).map_err(too_much)?;
+        }
+        let mut faults = self.validator.iter_errors(&copy);
+        let first: Vec<_> = faults.by_ref().take(MOST_FAULTS).map(|error| describe(&error)).collect();
+        if first.is_empty() {
+            return Ok(());
+        }
+        let more = if faults.next().is_some() { "; and more" } else { "" };
+        Err(format!("the arguments do not fit the tool's input schema: {}{more}", first.join("; ")))
     }
-    let more = if faults.next().is_some() { "; and more" } else { "" };
-    Err(format!("the arguments do not fit the tool's input schema: {}{more}", first.join("; ")))
 }
 
 fn describe(error: &ValidationError<'_>) -> String {
