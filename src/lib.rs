@@ -20,7 +20,9 @@
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod app;
 pub mod auth;
+pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod domain;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
 
+mod auth;
+mod cli;
 mod docs;
 mod engine;
 mod process;

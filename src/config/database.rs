@@ -7,6 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::problem::Problem;
 use super::redact::redact_url;
 use super::settings::Settings;
+use crate::store::DatabaseOptions;
 
 #[derive(Clone)]
 pub struct DatabaseConfig {
@@ -26,6 +27,12 @@ impl DatabaseConfig {
             auto_migrate: settings.text("database.migrate") == "auto",
             max_connections: settings.number("database.max_connections"),
         }
+    }
+
+    /// What the store is opened with.
+    #[must_use]
+    pub fn options(&self) -> DatabaseOptions {
+        DatabaseOptions { url: self.url.clone(), schema: self.schema.clone(), max_connections: self.max_connections }
     }
 
     /// The URL without its password, for people.

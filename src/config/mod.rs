@@ -31,7 +31,7 @@ pub use server::ServerConfig;
 pub use sources::{DEFAULT_FILE, Overrides, Sources};
 pub use tasks::TasksConfig;
 pub use tenants::TenantConfig;
-pub use upstreams::{ToolConfig, UpstreamConfig};
+pub use upstreams::{ToolConfig, UpstreamConfig, find_program, variables};
 
 /// Everything that can be configured, checked.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -28,7 +28,7 @@ pub struct UpstreamConfig {
     pub cwd: Option<PathBuf>,
     pub shared: bool,
     pub prefix: bool,
-    pub max_links: usize,
+    pub max_links: u32,
     pub task: Option<TaskMode>,
     /// By the upstream's own name.
     pub tools: BTreeMap<String, ToolConfig>,
@@ -61,6 +61,34 @@ impl fmt::Debug for UpstreamConfig {
             .field("tools", &self.tools)
             .finish()
     }
+}
+
+/// Those of the named variables of our own environment that are set and are text.
+#[must_use]
+pub fn variables(names: &[&str]) -> Vec<(String, String)> {
+    let value = |name: &&str| Some(((*name).to_owned(), std::env::var_os(name)?.into_string().ok()?));
+    names.iter().filter_map(value).collect()
+}
+
+/// The program that a command starts: a path as it is, a bare name by our own `PATH`, which the child gets too.
+#[must_use]
+pub fn find_program(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return is_executable(Path::new(program)).then(|| PathBuf::from(program));
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| is_executable(file))
+}
+
+#[cfg(unix)]
+fn is_executable(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_executable(file: &Path) -> bool {
+    file.is_file()
 }
 
 pub(super) fn read(layers: &Layers, runner: &RunnerConfig, problems: &mut Vec<Problem>) -> Vec<UpstreamConfig> {
