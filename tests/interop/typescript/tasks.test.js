@@ -173,7 +173,8 @@ for (const [name, make] of Object.entries(databases)) {
     });
 
     test('a token that was never issued is refused', async () => {
-      await assert.rejects(connect(server.url, `${token}x`), /401|unauthorized/i);
+      const forged = token.replace(/.$/, (last) => (last === 'a' ? 'b' : 'a'));
+      await assert.rejects(connect(server.url, forged), { code: 401 });
     });
 
     // req: LIFE-06, KEEP-06, HTTP-07
