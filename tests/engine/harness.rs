@@ -20,7 +20,6 @@ use crate::support::script::{Script, Tools, tool};
 pub struct Node {
     pub engine: Arc<Engine>,
     pub script: Arc<Script>,
-    pub clock: Arc<ManualClock>,
 }
 
 pub struct World {
@@ -47,7 +46,7 @@ impl World {
         };
         let engine = Engine::join(parts).await.unwrap();
         engine.claim_once().await.unwrap();
-        Node { engine, script, clock: self.clock.clone() }
+        Node { engine, script }
     }
 
     /// A caller with an authorization context of its own.

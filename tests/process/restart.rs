@@ -35,7 +35,7 @@ async fn everything_is_there_after_a_kill(database: TestDatabase) {
     server.kill().await;
 
     let server = Server::start(&database.url).await;
-    let old_session = Client { url: server.url.clone(), ..before };
+    let old_session = before.at(&server.url);
     let new_session = Client::connected(&server.url, &token).await;
     for client in [&old_session, &new_session] {
         assert_eq!(client.list().await, listed);

@@ -18,7 +18,7 @@ async fn a_task_made_at_one_node_is_served_by_the_other(database: TestDatabase) 
     let token = new_token(&database.url, "owner").await;
     let (here, there) = tokio::join!(Server::start(&database.url), Server::start(&database.url));
     let at_one = Client::connected(&here.url, &token).await;
-    let at_other = Client { url: there.url.clone(), ..at_one.clone() };
+    let at_other = at_one.at(&there.url);
 
     let task = at_one.task("sleep", json!({ "ms": 300 })).await;
     let id = &task["taskId"];
