@@ -13,15 +13,23 @@
 //! * [`store`]: persistence; the only place that knows SQL.
 //! * [`engine`]: the use cases; every change of a task goes through it.
 //! * [`executor`]: where work runs: upstream MCP servers.
+//! * [`demo`]: the demo upstream, an MCP server that the binary brings along.
 //! * [`auth`]: who is calling.
 //! * [`http`]: routes, middleware, the handlers of each era; the only place that knows axum.
 //! * [`config`], [`cli`], [`telemetry`], [`lifecycle`], [`app`]: how the parts become a program.
 //!
 //! `ARCHITECTURE.md` explains why; `tests/tidy.rs` fails when a wall is broken.
 
+pub mod app;
+pub mod auth;
+pub mod cli;
+pub mod config;
+pub mod demo;
 pub mod domain;
 pub mod engine;
 pub mod executor;
+pub mod http;
 pub mod lifecycle;
 pub mod protocol;
 pub mod store;
+pub mod telemetry;

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -13,4 +14,29 @@ where
 {
     #[expect(clippy::disallowed_methods, reason = "the one home of spawning")]
     tokio::spawn(work.instrument(tracing::debug_span!("background", work = name)))
+}
+
+/// The signals that ask a process to stop.
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// From now on they no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// If the system does not let them be watched.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// The name of the next one.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }

@@ -1,1 +1,13 @@
+//! The integration tests, one binary.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
+
+mod auth;
+mod cli;
+mod docs;
+mod engine;
+mod process;
+mod store;
+mod support;
+mod tidy;
+mod upstream;

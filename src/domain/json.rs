@@ -32,6 +32,12 @@ impl RawJson {
         &self.0
     }
 
+    /// The text itself, shared, not copied.
+    #[must_use]
+    pub fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()

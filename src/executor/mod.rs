@@ -3,6 +3,8 @@
 //! An [`Executor`] runs one attempt of one call and says how it ended. It knows nothing of the store, of retries or of
 //! clients. To add one: a file or folder here, a section in the configuration, a row in the executor contract test.
 
+pub mod upstream;
+
 use std::sync::Arc;
 use std::time::Duration;
 

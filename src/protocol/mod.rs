@@ -4,5 +4,6 @@
 //! protocol revision: a folder here and a file in `http/mcp/`.
 
 pub mod jsonrpc;
+pub mod legacy;
 pub mod scan;
 pub mod splice;

@@ -32,27 +32,32 @@ pub fn set_members(object: &RawJson, set: &[(&str, &str)], remove: &[&str]) -> R
 #[must_use]
 pub fn set_meta(object: &RawJson, set: &[(&str, &str)], remove: &[&str]) -> RawJson {
     const META: &str = "_meta";
-    let old = member(object.as_str(), META);
-    let meta = match old {
+    let meta = match member(object.as_str(), META) {
         Some(meta) if meta.starts_with('{') => set_members(&RawJson::trusted(meta), set, remove),
         _ if set.is_empty() => return object.clone(),
         _ => set_members(&RawJson::trusted("{}"), set, &[]),
     };
-    if old == Some(meta.as_str()) {
+    replace_member(object, META, meta.as_str())
+}
+
+/// The object with one member set where it stands, or last if it is not there.
+#[must_use]
+pub fn replace_member(object: &RawJson, name: &str, raw: &str) -> RawJson {
+    if member(object.as_str(), name) == Some(raw) {
         return object.clone();
     }
-    let mut writer = Writer::new(object.len() + meta.len() + META.len() + 4);
+    let mut writer = Writer::new(object.len() + name.len() + raw.len() + 4);
     let mut placed = false;
     for kept in members(object.as_str()) {
-        if !key_is(kept.key, META) {
+        if !key_is(kept.key, name) {
             writer.put(kept.text);
         } else if !placed {
-            writer.put_member(META, meta.as_str());
+            writer.put_member(name, raw);
             placed = true;
         }
     }
     if !placed {
-        writer.put_member(META, meta.as_str());
+        writer.put_member(name, raw);
     }
     writer.finish()
 }

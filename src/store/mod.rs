@@ -11,6 +11,31 @@
 //! implementation gathers concurrent calls into few transactions ("group commit") and answers each caller after
 //! *its* commit with *its* outcome. The future of a call may be dropped at any time without cancelling SQL.
 
+mod batch;
+mod catalog;
+mod claims;
+mod contexts;
+mod dialect;
+mod keys;
+mod link;
+mod migrate;
+mod nodes;
+mod open;
+mod open_postgres;
+mod open_sqlite;
+mod operators;
+mod options;
+mod postgres;
+#[cfg(test)]
+mod prepared;
+mod retention;
+mod sessions;
+mod sql;
+mod sql_store;
+mod sqlite;
+mod tasks;
+mod tokens;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +51,10 @@ use crate::domain::outcome::Outcome;
 use crate::domain::session::Session;
 use crate::domain::task::Task;
 use crate::domain::work::{Claim, NewTask};
+
+pub use migrate::{check_migrations, migrate};
+pub use open::{OpenError, open};
+pub use options::DatabaseOptions;
 
 /// Why the store could not answer. "Not found" is never an error here.
 #[derive(Debug, Clone, thiserror::Error)]

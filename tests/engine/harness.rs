@@ -14,13 +14,12 @@ use taskhold::domain::task::{Status, Task};
 use taskhold::engine::{Caller, Engine, EngineParts, EngineRules, ToolCall};
 use taskhold::executor::Tool;
 
-use crate::support::database::{Backend, TestDatabase};
+use crate::support::database::TestDatabase;
 use crate::support::script::{Script, Tools, tool};
 
 pub struct Node {
     pub engine: Arc<Engine>,
     pub script: Arc<Script>,
-    pub clock: Arc<ManualClock>,
 }
 
 pub struct World {
@@ -30,8 +29,7 @@ pub struct World {
 }
 
 impl World {
-    pub async fn new(backend: Backend) -> Self {
-        let database = TestDatabase::new(backend).await;
+    pub async fn new(database: TestDatabase) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         Self { database, clock, rules: rules() }
     }
@@ -48,7 +46,7 @@ impl World {
         };
         let engine = Engine::join(parts).await.unwrap();
         engine.claim_once().await.unwrap();
-        Node { engine, script, clock: self.clock.clone() }
+        Node { engine, script }
     }
 
     /// A caller with an authorization context of its own.

@@ -10,17 +10,32 @@ use taskhold::executor::{Attempt, Event};
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{World, call, call_with};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 use crate::support::script::result;
 
 const COMPLETED: Status = Status::Ended(Ending::Completed);
 const CANCELLED: Status = Status::Ended(Ending::Cancelled);
 
-on_both!(a_task_is_answered_before_its_work_ends, creation_answers_first);
+contract! {
+    a_task_is_answered_before_its_work_ends,
+    a_result_is_waited_for_at_every_node,
+    a_waiter_that_leaves_changes_nothing,
+    cancelling_at_another_node_stops_the_work,
+    an_outcome_that_comes_after_a_cancel_is_dropped,
+    strangers_tasks_are_missing_tasks,
+    the_list_is_paged,
+    what_may_not_become_a_task_leaves_nothing,
+    a_plain_call_makes_no_task,
+    progress_becomes_the_status_message,
+    a_panic_of_the_runner_is_an_outcome,
+    work_past_its_run_limit_is_stopped,
+    errors_of_the_work_end_a_task_as_failed,
+}
+
 // req: TASK-01, LIFE-01, TASK-06
-async fn creation_answers_first(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_task_is_answered_before_its_work_ends(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;
     assert_eq!(task.status, Status::Working);
@@ -34,10 +49,9 @@ async fn creation_answers_first(backend: Backend) {
     assert!(ended.updated > task.updated && ended.created == task.created);
 }
 
-on_both!(a_result_is_waited_for_at_every_node, every_waiter_gets_the_outcome);
 // req: TASK-07, TASK-22
-async fn every_waiter_gets_the_outcome(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_result_is_waited_for_at_every_node(database: TestDatabase) {
+    let world = World::new(database).await;
     let (here, there, caller) = (world.node().await, world.node().await, world.caller("a").await);
     let task = here.create(&caller, "once").await;
     let work = here.script.next().await;
@@ -66,10 +80,9 @@ async fn every_waiter_gets_the_outcome(backend: Backend) {
     watcher.abort();
 }
 
-on_both!(a_waiter_that_leaves_changes_nothing, waiting_is_only_waiting);
 // req: TASK-23
-async fn waiting_is_only_waiting(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_waiter_that_leaves_changes_nothing(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;
     let work = node.script.next().await;
@@ -80,10 +93,9 @@ async fn waiting_is_only_waiting(backend: Backend) {
     assert_eq!(node.engine.result(&caller, task.id).await.unwrap().1, result("still done"));
 }
 
-on_both!(cancelling_at_another_node_stops_the_work, cancel_reaches_the_work);
 // req: TASK-12, TASK-14, LIFE-07
-async fn cancel_reaches_the_work(backend: Backend) {
-    let world = World::new(backend).await;
+async fn cancelling_at_another_node_stops_the_work(database: TestDatabase) {
+    let world = World::new(database).await;
     let (here, there, caller) = (world.node().await, world.node().await, world.caller("a").await);
     let task = here.create(&caller, "once").await;
     let work = here.script.next().await;
@@ -100,10 +112,9 @@ async fn cancel_reaches_the_work(backend: Backend) {
     assert_eq!(here.engine.get(&caller, task.id).await.unwrap(), cancelled);
 }
 
-on_both!(an_outcome_that_comes_after_a_cancel_is_dropped, late_outcome_is_dropped);
 // req: LIFE-07, LIFE-04
-async fn late_outcome_is_dropped(backend: Backend) {
-    let world = World::new(backend).await;
+async fn an_outcome_that_comes_after_a_cancel_is_dropped(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     for _ in 0..20 {
         let task = node.create(&caller, "once").await;
@@ -123,10 +134,9 @@ async fn late_outcome_is_dropped(backend: Backend) {
     }
 }
 
-on_both!(strangers_tasks_are_missing_tasks, foreign_is_missing);
 // req: TASK-11, AUTH-02, AUTH-03, AUTH-04
-async fn foreign_is_missing(backend: Backend) {
-    let world = World::new(backend).await;
+async fn strangers_tasks_are_missing_tasks(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, owner, stranger) = (world.node().await, world.caller("a").await, world.caller("b").await);
     let task = node.create(&owner, "once").await;
     for id in [task.id, TaskId::new()] {
@@ -139,10 +149,9 @@ async fn foreign_is_missing(backend: Backend) {
     assert_eq!(node.engine.get(&owner, task.id).await.unwrap(), task);
 }
 
-on_both!(the_list_is_paged, pages_hold_everything_once);
 // req: TASK-16, TASK-17, TASK-18, TASK-19
-async fn pages_hold_everything_once(backend: Backend) {
-    let world = World::new(backend).await;
+async fn the_list_is_paged(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller, stranger) = (world.node().await, world.caller("a").await, world.caller("b").await);
     let mut made = Vec::new();
     for at in 0..7 {
@@ -170,10 +179,9 @@ async fn pages_hold_everything_once(backend: Backend) {
     assert_eq!(seen.len(), 7);
 }
 
-on_both!(what_may_not_become_a_task_leaves_nothing, refusals_make_nothing);
 // req: EXEC-10, CAP-04, CAP-05, CAP-12
-async fn refusals_make_nothing(backend: Backend) {
-    let world = World::new(backend).await;
+async fn what_may_not_become_a_task_leaves_nothing(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let engine = &node.engine;
     let long = format!("{{\"text\":\"{}\"}}", "x".repeat(2000));
@@ -190,10 +198,9 @@ async fn refusals_make_nothing(backend: Backend) {
     assert!(node.script.is_idle().await, "nothing ran");
 }
 
-on_both!(a_plain_call_makes_no_task, plain_calls_run_plainly);
 // req: CAP-06, CAP-07
-async fn plain_calls_run_plainly(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_plain_call_makes_no_task(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, mut caller) = (world.node().await, world.caller("a").await);
     let run = |caller: &taskhold::engine::Caller, tool: &'static str| {
         let (engine, caller) = (node.engine.clone(), caller.clone());
@@ -209,10 +216,9 @@ async fn plain_calls_run_plainly(backend: Backend) {
     assert!(node.engine.list(&caller, None).await.unwrap().tasks.is_empty());
 }
 
-on_both!(progress_becomes_the_status_message, progress_is_shown);
 // req: LIFE-10, LIFE-08
-async fn progress_is_shown(backend: Backend) {
-    let world = World::new(backend).await;
+async fn progress_becomes_the_status_message(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;
     let work = node.script.next().await;
@@ -233,10 +239,9 @@ async fn progress_is_shown(backend: Backend) {
     assert!(ended.updated > first.updated);
 }
 
-on_both!(a_panic_of_the_runner_is_an_outcome, panics_are_outcomes);
 // req: EXEC-23
-async fn panics_are_outcomes(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_panic_of_the_runner_is_an_outcome(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;
     node.script.next().await.panic();
@@ -246,10 +251,9 @@ async fn panics_are_outcomes(backend: Backend) {
     assert_eq!((&error["code"], &error["data"]["reason"]), (&(-32603).into(), &"internal".into()));
 }
 
-on_both!(work_past_its_run_limit_is_stopped, run_limits_hold);
 // req: EXEC-04, EXEC-23, TASK-26
-async fn run_limits_hold(backend: Backend) {
-    let world = World::new(backend).await;
+async fn work_past_its_run_limit_is_stopped(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "brief").await;
     let work = node.script.next().await;
@@ -266,12 +270,12 @@ async fn run_limits_hold(backend: Backend) {
     assert!(outcome.json().unwrap().as_str().contains(r#""reason":"run_time_exceeded""#));
 }
 
-on_both!(errors_of_the_work_end_a_task_as_failed, errors_are_carried);
 // req: LIFE-11
-async fn errors_are_carried(backend: Backend) {
-    let world = World::new(backend).await;
+async fn errors_of_the_work_end_a_task_as_failed(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
-    let hostile = r#"{"code":-32011,"message":"a\u0000b \ud800","data":[1e400,1.0,18446744073709551615,{"z":1,"a":2}]}"#;
+    let hostile =
+        r#"{"code":-32011,"message":"a\u0000b \ud800","data":[1e400,1.0,18446744073709551615,{"z":1,"a":2}]}"#;
     let error = Outcome::Error { json: taskhold::domain::json::RawJson::trusted(hostile) };
     let task = node.create(&caller, "once").await;
     node.script.next().await.end(Attempt::Answered(error.clone()));

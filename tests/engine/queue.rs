@@ -5,13 +5,18 @@ use std::time::Duration;
 use taskhold::domain::task::Status;
 
 use super::harness::World;
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 
-on_both!(tasks_beyond_the_slots_wait_their_turn, the_queue_moves);
+contract! {
+    tasks_beyond_the_slots_wait_their_turn,
+    another_node_takes_what_one_has_no_slot_for,
+    a_queued_task_is_cancelled_without_ever_running,
+}
+
 // req: LIFE-10
-async fn the_queue_moves(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn tasks_beyond_the_slots_wait_their_turn(database: TestDatabase) {
+    let mut world = World::new(database).await;
     world.rules.slots = 1;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let mut tasks = Vec::new();
@@ -43,9 +48,8 @@ async fn the_queue_moves(backend: Backend) {
     second.answer("second");
 }
 
-on_both!(another_node_takes_what_one_has_no_slot_for, backlogs_are_shared);
-async fn backlogs_are_shared(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn another_node_takes_what_one_has_no_slot_for(database: TestDatabase) {
+    let mut world = World::new(database).await;
     world.rules.slots = 1;
     let (here, there, caller) = (world.node().await, world.node().await, world.caller("a").await);
     here.create(&caller, "once").await;
@@ -55,10 +59,9 @@ async fn backlogs_are_shared(backend: Backend) {
     there.engine.result(&caller, waiting.id).await.unwrap();
 }
 
-on_both!(a_queued_task_is_cancelled_without_ever_running, queued_tasks_can_be_cancelled);
 // req: TASK-12
-async fn queued_tasks_can_be_cancelled(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn a_queued_task_is_cancelled_without_ever_running(database: TestDatabase) {
+    let mut world = World::new(database).await;
     world.rules.slots = 1;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let running = node.create(&caller, "once").await;

@@ -8,21 +8,31 @@ use taskhold::engine::BeatOutcome;
 use taskhold::executor::Attempt;
 
 use super::harness::{Node, World};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 use crate::support::script::result;
 
-on_both!(a_dead_nodes_tasks_go_on_by_their_policy, dead_nodes_are_recovered);
+contract! {
+    a_dead_nodes_tasks_go_on_by_their_policy,
+    a_node_must_have_reported_in_time_to_judge_others,
+    attempts_are_bounded,
+    a_call_that_was_never_sent_is_tried_again_whatever_the_policy,
+    a_clean_stop_hands_back_what_may_be_repeated,
+    a_stop_does_not_wait_for_ever,
+    a_claim_that_no_runner_knows_is_recovered,
+    a_node_that_lost_its_database_dispatches_nothing,
+}
+
 // req: KEEP-06, KEEP-07, KEEP-09
-async fn dead_nodes_are_recovered(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_dead_nodes_tasks_go_on_by_their_policy(database: TestDatabase) {
+    let world = World::new(database).await;
     let (doomed, heir, caller) = (world.node().await, world.node().await, world.caller("a").await);
     let once = doomed.create(&caller, "once").await;
     let again = doomed.create(&caller, "again").await;
     let zombies = [doomed.script.next().await, doomed.script.next().await];
     heir.beat_until_it_may_judge().await;
     assert_eq!(heir.engine.recover_once().await.unwrap(), 0, "nobody is dead yet");
-    world.database.silence_nodes(&[], Duration::from_secs(30)).await;
+    world.database.silence_nodes(Duration::from_secs(30)).await;
     heir.engine.beat_once().await.unwrap();
     assert_eq!(heir.engine.recover_once().await.unwrap(), 2);
 
@@ -45,12 +55,11 @@ async fn dead_nodes_are_recovered(backend: Backend) {
     assert_eq!(heir.engine.get(&caller, once.id).await.unwrap(), ended);
 }
 
-on_both!(a_node_must_have_reported_in_time_to_judge_others, only_the_punctual_judge);
-async fn only_the_punctual_judge(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_node_must_have_reported_in_time_to_judge_others(database: TestDatabase) {
+    let world = World::new(database).await;
     let (doomed, judge, caller) = (world.node().await, world.node().await, world.caller("a").await);
     doomed.create(&caller, "once").await;
-    world.database.silence_nodes(&[], Duration::from_secs(30)).await;
+    world.database.silence_nodes(Duration::from_secs(30)).await;
     for _ in 0..3 {
         judge.engine.beat_once().await.unwrap();
         assert_eq!(judge.engine.recover_once().await.unwrap(), 0);
@@ -62,10 +71,9 @@ async fn only_the_punctual_judge(backend: Backend) {
     assert_eq!(judge.engine.recover_once().await.unwrap(), 1);
 }
 
-on_both!(attempts_are_bounded, retries_end);
 // req: KEEP-08
-async fn retries_end(backend: Backend) {
-    let world = World::new(backend).await;
+async fn attempts_are_bounded(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "again").await;
     for attempt in 1..=3 {
@@ -84,10 +92,9 @@ async fn retries_end(backend: Backend) {
     assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
 }
 
-on_both!(a_call_that_was_never_sent_is_tried_again_whatever_the_policy, undispatched_calls_are_safe);
 // req: KEEP-07
-async fn undispatched_calls_are_safe(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_call_that_was_never_sent_is_tried_again_whatever_the_policy(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let lost = node.create(&caller, "once").await;
     node.script.next().await.end(Attempt::Lost { detail: "its process ended".to_owned() });
@@ -103,10 +110,9 @@ async fn undispatched_calls_are_safe(backend: Backend) {
     assert_eq!(node.engine.result(&caller, task.id).await.unwrap().1, result("second try"));
 }
 
-on_both!(a_clean_stop_hands_back_what_may_be_repeated, drains_hand_back);
 // req: KEEP-10
-async fn drains_hand_back(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_clean_stop_hands_back_what_may_be_repeated(database: TestDatabase) {
+    let world = World::new(database).await;
     let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
     let again = leaving.create(&caller, "again").await;
     let (repeatable, ending) = (leaving.script.next().await, leaving.create(&caller, "once").await);
@@ -134,10 +140,9 @@ async fn drains_hand_back(backend: Backend) {
     assert_eq!(staying.engine.result(&caller, again.id).await.unwrap().1, result("elsewhere"));
 }
 
-on_both!(a_stop_does_not_wait_for_ever, drains_are_bounded);
 // req: KEEP-10
-async fn drains_are_bounded(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_stop_does_not_wait_for_ever(database: TestDatabase) {
+    let world = World::new(database).await;
     let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
     let task = leaving.create(&caller, "once").await;
     let work = leaving.script.next().await;
@@ -148,15 +153,14 @@ async fn drains_are_bounded(backend: Backend) {
     assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
 }
 
-on_both!(a_claim_that_no_runner_knows_is_recovered, forgotten_claims_are_recovered);
 // req: KEEP-07
-async fn forgotten_claims_are_recovered(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn a_claim_that_no_runner_knows_is_recovered(database: TestDatabase) {
+    let mut world = World::new(database).await;
     world.rules.slots = 1;
     let (node, caller) = (world.node().await, world.caller("a").await);
     node.create(&caller, "once").await;
     let forgotten = node.create(&caller, "once").await;
-    world.database.claim_for_only_node(forgotten.id, node.engine.now()).await;
+    world.database.claim_for_the_only_node(forgotten.id, node.engine.now()).await;
     for _ in 0..4 {
         node.engine.beat_once().await.unwrap();
     }
@@ -168,10 +172,9 @@ async fn forgotten_claims_are_recovered(backend: Backend) {
     assert_eq!(node.status(&caller, forgotten.id).await, Status::Ended(Ending::Failed));
 }
 
-on_both!(a_node_that_lost_its_database_dispatches_nothing, stale_nodes_hand_back);
 // req: KEEP-09
-async fn stale_nodes_hand_back(backend: Backend) {
-    let world = World::new(backend).await;
+async fn a_node_that_lost_its_database_dispatches_nothing(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     world.clock.advance(Duration::from_secs(11)); // no heartbeat since the start
     let task = node.create(&caller, "once").await;

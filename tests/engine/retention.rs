@@ -8,13 +8,19 @@ use taskhold::domain::task::Status;
 use taskhold::engine::Refusal;
 
 use super::harness::{World, call};
-use crate::support::database::Backend;
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 
-on_both!(an_expired_task_is_gone_before_it_is_deleted, expiry_is_immediate);
+contract! {
+    an_expired_task_is_gone_before_it_is_deleted,
+    live_tasks_never_vanish,
+    the_hard_lifetime_ends_what_does_not_end_itself,
+    tasks_without_a_ttl_are_never_deleted,
+}
+
 // req: KEEP-02, KEEP-03, LIFE-09
-async fn expiry_is_immediate(backend: Backend) {
-    let world = World::new(backend).await;
+async fn an_expired_task_is_gone_before_it_is_deleted(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let created = node.engine.create_task(&caller, call("once"), Some(60_000)).await.unwrap().task;
     assert_eq!(created.shown_ttl(node.engine.now(), &world.rules.ttl), Ttl::Milliseconds(60_000));
@@ -35,10 +41,9 @@ async fn expiry_is_immediate(backend: Backend) {
     assert_eq!(world.database.rows_of_tasks().await, 0, "nothing of it is left");
 }
 
-on_both!(live_tasks_never_vanish, live_tasks_are_kept);
 // req: KEEP-04, KEEP-05, TASK-19
-async fn live_tasks_are_kept(backend: Backend) {
-    let world = World::new(backend).await;
+async fn live_tasks_never_vanish(database: TestDatabase) {
+    let world = World::new(database).await;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.engine.create_task(&caller, call("once"), Some(10_000)).await.unwrap().task;
     let _work = node.script.next().await;
@@ -55,10 +60,9 @@ async fn live_tasks_are_kept(backend: Backend) {
     assert!(shown >= 20 * 60_000);
 }
 
-on_both!(the_hard_lifetime_ends_what_does_not_end_itself, hard_lifetimes_end_tasks);
 // req: KEEP-05, EXEC-23
-async fn hard_lifetimes_end_tasks(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn the_hard_lifetime_ends_what_does_not_end_itself(database: TestDatabase) {
+    let mut world = World::new(database).await;
     world.rules.slots = 1;
     let (node, caller) = (world.node().await, world.caller("a").await);
     let running = node.create(&caller, "once").await;
@@ -84,10 +88,9 @@ async fn hard_lifetimes_end_tasks(backend: Backend) {
     assert_eq!(node.status(&caller, queued.id).await, Status::Ended(Ending::Failed));
 }
 
-on_both!(tasks_without_a_ttl_are_never_deleted, unlimited_tasks_stay);
 // req: KEEP-04
-async fn unlimited_tasks_stay(backend: Backend) {
-    let mut world = World::new(backend).await;
+async fn tasks_without_a_ttl_are_never_deleted(database: TestDatabase) {
+    let mut world = World::new(database).await;
     (world.rules.ttl.default, world.rules.ttl.max) = (None, None);
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;

@@ -5,14 +5,16 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::client::Client;
-use crate::support::database::{Backend, TestDatabase};
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 use crate::support::server::{Server, new_token};
 
-on_both!(everything_is_there_after_a_kill, tasks_survive_sigkill);
+contract! {
+    everything_is_there_after_a_kill,
+}
+
 // req: LIFE-06, KEEP-06, HTTP-07
-async fn tasks_survive_sigkill(backend: Backend) {
-    let database = TestDatabase::new(backend).await;
+async fn everything_is_there_after_a_kill(database: TestDatabase) {
     let token = new_token(&database.url, "owner").await;
     let server = Server::start(&database.url).await;
     let before = Client::connected(&server.url, &token).await;
@@ -33,7 +35,7 @@ async fn tasks_survive_sigkill(backend: Backend) {
     server.kill().await;
 
     let server = Server::start(&database.url).await;
-    let old_session = Client { url: server.url.clone(), ..before };
+    let old_session = before.at(&server.url);
     let new_session = Client::connected(&server.url, &token).await;
     for client in [&old_session, &new_session] {
         assert_eq!(client.list().await, listed);
@@ -45,7 +47,7 @@ async fn tasks_survive_sigkill(backend: Backend) {
         assert_eq!(client.get(&cancelled["taskId"]).await.result()["status"], "cancelled");
     }
     // What ran is settled once the old node is found dead; do not wait for that here.
-    database.silence_nodes_but_the_last(Duration::from_secs(30)).await;
+    database.silence_nodes_but_the_newest(Duration::from_secs(30)).await;
     let repeated = new_session.until_status(&sleeping["taskId"], "completed").await;
     assert_eq!(repeated["taskId"], sleeping["taskId"]);
     let unknown = new_session.until_status(&charging["taskId"], "failed").await;

@@ -5,18 +5,20 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::client::Client;
-use crate::support::database::{Backend, TestDatabase};
-use crate::support::on_both;
+use crate::support::contract;
+use crate::support::database::TestDatabase;
 use crate::support::server::{Server, new_token};
 
-on_both!(a_task_made_at_one_node_is_served_by_the_other, any_node_serves);
+contract! {
+    a_task_made_at_one_node_is_served_by_the_other,
+}
+
 // req: TASK-07, TASK-12, HTTP-07
-async fn any_node_serves(backend: Backend) {
-    let database = TestDatabase::new(backend).await;
+async fn a_task_made_at_one_node_is_served_by_the_other(database: TestDatabase) {
     let token = new_token(&database.url, "owner").await;
     let (here, there) = tokio::join!(Server::start(&database.url), Server::start(&database.url));
     let at_one = Client::connected(&here.url, &token).await;
-    let at_other = Client { url: there.url.clone(), ..at_one.clone() };
+    let at_other = at_one.at(&there.url);
 
     let task = at_one.task("sleep", json!({ "ms": 300 })).await;
     let id = &task["taskId"];

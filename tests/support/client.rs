@@ -42,6 +42,11 @@ impl Client {
         client
     }
 
+    /// The same client, with its session, at another node.
+    pub fn at(&self, url: &str) -> Self {
+        Self { url: url.to_owned(), ..self.clone() }
+    }
+
     /// Opens a session; answers the result of `initialize`.
     pub async fn initialize(&mut self, revision: &'static str) -> Value {
         let params = json!({

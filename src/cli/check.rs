@@ -1,0 +1,144 @@
+//! `taskhold check`: what would stand in the way of `serve`.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output;
+use crate::app;
+use crate::config::{Config, ConfigError, find_program};
+use crate::domain::clock::SystemClock;
+use crate::store;
+
+/// How long all upstreams together may take to list their tools; a first start may download them.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// Print a JSON array of objects: what, ok, detail
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of the report.
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: String,
+    ok: bool,
+    /// What was found, or what to do.
+    detail: String,
+}
+
+impl CheckArgs {
+    pub fn run(self, loaded: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
+        let findings = match loaded {
+            Err(error) => error.problems().iter().map(|problem| Finding::bad("configuration", problem)).collect(),
+            Ok(config) => super::runtime()?.block_on(findings(&config)),
+        };
+        if self.json {
+            output::json(&findings)?;
+        } else {
+            for Finding { what, ok, detail } in &findings {
+                let separator = if detail.is_empty() { "" } else { ": " };
+                let line = format!("{what}: {}{separator}{detail}", if *ok { "ok" } else { "to do" });
+                output::line(&output::plain(&line))?;
+            }
+        }
+        Ok(if findings.iter().all(|finding| finding.ok) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+async fn findings(config: &Config) -> Vec<Finding> {
+    let mut findings = vec![Finding::good("configuration", "")];
+    let migrated = check_database(config, &mut findings).await;
+    if config.upstreams.is_empty() {
+        findings.push(Finding::bad("upstreams", "none is configured: add [[upstreams]] to the file"));
+    } else if let Some(missing) = missing_programs(config) {
+        findings.extend(missing);
+    } else if migrated {
+        match check_upstreams(config).await {
+            Ok(tried) => findings.extend(tried),
+            Err(error) => findings.push(Finding::bad("upstreams", format!("they cannot be tried: {error:#}"))),
+        }
+    } else {
+        let later = "their programs are there; they are tried once the tables are up to date";
+        findings.push(Finding::good("upstreams", later));
+    }
+    findings
+}
+
+impl Finding {
+    fn good(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), ok: true, detail: detail.into() }
+    }
+
+    fn bad(what: impl Into<String>, detail: impl Display) -> Self {
+        Self { what: what.into(), ok: false, detail: detail.to_string() }
+    }
+}
+
+/// Whether the tables are up to date.
+async fn check_database(config: &Config, findings: &mut Vec<Finding>) -> bool {
+    let url = config.database.shown_url();
+    match store::check_migrations(&config.database.options()).await {
+        Ok(pending) => {
+            findings.push(Finding::good("database", url));
+            findings.push(match (pending.as_slice(), config.database.auto_migrate) {
+                ([], _) => Finding::good("migrations", ""),
+                (pending, true) => {
+                    Finding::good("migrations", format!("{} will run at the next start", pending.join(", ")))
+                }
+                (pending, false) => {
+                    Finding::bad("migrations", format!("run taskhold migrate, for {}", pending.join(", ")))
+                }
+            });
+            pending.is_empty()
+        }
+        Err(error) => {
+            findings.push(Finding::bad("database", format!("{url}: {:#}", anyhow::Error::from(error))));
+            false
+        }
+    }
+}
+
+/// `None` if every upstream's program is there.
+fn missing_programs(config: &Config) -> Option<Vec<Finding>> {
+    let missing: Vec<Finding> = config
+        .upstreams
+        .iter()
+        .filter_map(|upstream| {
+            let program = upstream.command.first().filter(|program| find_program(program).is_none())?;
+            let todo = format!("the program {program:?} is not found: install it or correct the command");
+            Some(Finding::bad(format!("upstream {}", upstream.name), todo))
+        })
+        .collect();
+    (!missing.is_empty()).then_some(missing)
+}
+
+/// Starts each upstream once and asks for its tools, as `serve` would.
+async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
+    let store = app::open_store(config).await?;
+    let upstreams = app::start_upstreams(config, &store, SystemClock::new()).await?;
+    let settled = tokio::time::timeout(PATIENCE, upstreams.settled()).await;
+    let mut findings = Vec::new();
+    for (name, status) in upstreams.status() {
+        let what = format!("upstream {name}");
+        findings.push(match status.problem {
+            Some(problem) => {
+                let stderr = status.stderr.last().map(|line| format!("; it last wrote: {line}"));
+                Finding::bad(what, format!("{problem}{}", stderr.unwrap_or_default()))
+            }
+            None if settled.is_err() => Finding::bad(what, "it did not answer in time: run its command by hand"),
+            None => Finding::good(what, format!("{} tools", status.tools)),
+        });
+        for (tool, why) in status.left_out {
+            findings.push(Finding::bad(format!("upstream {name}, tool {tool}"), format!("not offered: {why}")));
+        }
+    }
+    upstreams.stop().await;
+    store.system().close().await;
+    Ok(findings)
+}

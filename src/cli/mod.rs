@@ -1,0 +1,143 @@
+//! The command line: one file per command.
+//!
+//! Data goes to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 the command line or
+//! the configuration cannot be used.
+//!
+//! To add a command: a file here with its arguments and its `run`, a variant of [`Command`].
+
+mod check;
+mod demo_server;
+mod migrate;
+mod output;
+mod serve;
+mod supervise;
+mod tasks;
+mod token;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ConfigError, Overrides, Sources, redact_url};
+use crate::telemetry::logs;
+
+/// Makes the tools of any MCP server durable tasks.
+///
+/// Clients speak MCP to one URL, http://ADDRESS/mcp. Behind it stand the tools of the MCP servers that the configuration
+/// names. A call of any of them can be a task: stored in PostgreSQL or SQLite before the client sees its id, and there
+/// until its time to live ends, whatever happens to connections and processes.
+///
+/// Configuration comes from taskhold.toml, ./.env, the environment (TASKHOLD_*) and flags, in that rising order.
+#[derive(Debug, Parser)]
+#[command(name = "taskhold", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EVERY_COMMAND: &str = "Options of every command";
+
+/// What every command takes.
+#[derive(Debug, Args)]
+struct Common {
+    /// The configuration file; taskhold.toml in the working directory, if it is there, when not given
+    #[arg(long, global = true, value_name = "FILE", help_heading = EVERY_COMMAND)]
+    config: Option<PathBuf>,
+    /// The database: sqlite://FILE or postgres://USER:PASSWORD@HOST/DATABASE
+    ///
+    /// A password on a command line can be seen by others on the machine: prefer TASKHOLD_DATABASE_URL.
+    #[arg(long, global = true, value_name = "URL", help_heading = EVERY_COMMAND)]
+    database_url: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve MCP over HTTP
+    Serve(serve::ServeArgs),
+    /// Create, list, revoke and rotate access tokens
+    #[command(subcommand)]
+    Token(token::TokenCommand),
+    /// List, show and cancel tasks, across all callers
+    #[command(subcommand)]
+    Tasks(tasks::TasksCommand),
+    /// Bring the database's tables up to date
+    Migrate(migrate::MigrateArgs),
+    /// Check configuration, database, migrations and upstreams
+    Check(check::CheckArgs),
+    /// Be the demo upstream: an MCP server on standard input and output
+    DemoServer(demo_server::DemoServerArgs),
+    /// Run an upstream's command and end it when the service is gone
+    #[command(hide = true)]
+    Supervise(supervise::SuperviseArgs),
+}
+
+impl Cli {
+    /// Runs the command; what went wrong goes to standard error, once.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        match self.try_run() {
+            Ok(code) => code,
+            Err(error) => {
+                output::complain(&format!("taskhold: {error:#}"));
+                if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            }
+        }
+    }
+
+    fn try_run(self) -> anyhow::Result<ExitCode> {
+        let Self { common, command } = self;
+        match command {
+            // Both run below a service, whose configuration is not theirs.
+            Command::Supervise(args) => Ok(args.run()),
+            Command::DemoServer(args) => done(args.run()),
+            Command::Check(args) => args.run(Config::load(&Sources::of_process(common.overrides()))),
+            Command::Serve(args) => {
+                let mut overrides = common.overrides();
+                args.override_into(&mut overrides)?;
+                let config = configure(overrides)?;
+                done(args.run(config, &common))
+            }
+            Command::Token(command) => done(command.run(&configure(common.overrides())?)),
+            Command::Tasks(command) => done(command.run(&configure(common.overrides())?)),
+            Command::Migrate(args) => done(args.run(&configure(common.overrides())?)),
+        }
+    }
+}
+
+impl Common {
+    fn overrides(&self) -> Overrides {
+        let url = self.database_url.iter().map(|url| ("--database-url", "database.url", url.clone()));
+        Overrides { file: self.config.clone(), flags: url.collect(), upstreams: Vec::new() }
+    }
+
+    /// The same flags for a command that people are to type; without a password.
+    fn again(&self) -> String {
+        let mut words = Vec::new();
+        if let Some(file) = &self.config {
+            words.extend(["--config".to_owned(), file.display().to_string()]);
+        }
+        if let Some(url) = &self.database_url {
+            words.extend(["--database-url".to_owned(), redact_url(url)]);
+        }
+        words.iter().map(|word| format!(" {}", shell_words::quote(word))).collect()
+    }
+}
+
+/// Reads the configuration and starts logging as it says.
+fn configure(overrides: Overrides) -> Result<Config, ConfigError> {
+    let config = Config::load(&Sources::of_process(overrides))?;
+    logs::init(&config.log);
+    Ok(config)
+}
+
+/// Runs a command that either works or fails.
+fn done(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    runtime()?.block_on(work).map(|()| ExitCode::SUCCESS)
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}

@@ -1,0 +1,199 @@
+//! `taskhold token`: access tokens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use secrecy::ExposeSecret;
+use serde::Serialize;
+
+use super::output;
+use crate::app;
+use crate::auth::issue::{Issued, Issuer, NewToken};
+use crate::config::Config;
+use crate::domain::clock::{Clock, SystemClock, Timestamp};
+use crate::domain::ids::{ContextId, TokenId};
+use crate::store::TokenRecord;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TokenCommand {
+    /// Create an access token and print it: the only line on standard output, and the only time it is shown
+    ///
+    /// Each token has a context of its own, so that its tasks are seen by it alone, unless --context adds it to another
+    /// token's.
+    Create(Create),
+    /// List all tokens; the tokens themselves cannot be shown again
+    List(List),
+    /// Revoke a token: every node refuses it within 5 seconds; its tasks stay with its context
+    Revoke(Revoke),
+    /// Create a token for the same context and end the old one
+    ///
+    /// The new one has the old one's name and length of life. It is printed as by `token create`.
+    Rotate(Rotate),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Create {
+    /// What it is for, for people
+    #[arg(long)]
+    name: String,
+    /// The context that it shares with other tokens, as `token list` shows it
+    #[arg(long, value_name = "ID")]
+    context: Option<ContextId>,
+    /// The tenant that it belongs to
+    #[arg(long)]
+    tenant: Option<String>,
+    /// How long it is good, such as 30d or 12h; without end when not given
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    expires: Option<Duration>,
+    /// Print one JSON object: token, id, context, tenant, name, created, expires
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    /// Print a JSON array of objects: id, context, tenant, name, state, created, expires, revoked
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Revoke {
+    /// The token's id, as `token list` shows it
+    id: TokenId,
+    /// Print one JSON object: id, state
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Rotate {
+    /// The old token's id, as `token list` shows it
+    id: TokenId,
+    /// How long the old token stays good beside the new one
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    grace: Duration,
+    /// Print one JSON object: token, id, context, tenant, name, created, expires
+    #[arg(long)]
+    json: bool,
+}
+
+impl TokenCommand {
+    pub async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let store = app::open_store(config).await?;
+        let clock = SystemClock::new();
+        let result = self.run_on(&store.system(), clock).await;
+        store.system().close().await;
+        result
+    }
+
+    async fn run_on(self, store: &crate::store::SystemStore, clock: Arc<SystemClock>) -> anyhow::Result<()> {
+        let now = clock.now();
+        match self {
+            Self::List(list) => {
+                let mut records = store.all_tokens().await?;
+                records.sort_by_key(|record| (record.created, record.id));
+                list.print(&records, now)
+            }
+            Self::Create(create) => {
+                let issuer = Issuer::open(store.clone(), clock).await?;
+                let json = create.json;
+                let new = NewToken {
+                    name: create.name,
+                    context: create.context,
+                    tenant: create.tenant,
+                    lifetime: create.expires,
+                };
+                print_issued(&issuer.mint(new).await?, json)
+            }
+            Self::Revoke(revoke) => {
+                Issuer::open(store.clone(), clock).await?.revoke(revoke.id).await?;
+                if revoke.json {
+                    return output::json(&serde_json::json!({ "id": revoke.id.to_string(), "state": "revoked" }));
+                }
+                output::complain(&format!("revoked {}", revoke.id));
+                Ok(())
+            }
+            Self::Rotate(rotate) => {
+                let issued = Issuer::open(store.clone(), clock).await?.rotate(rotate.id, rotate.grace).await?;
+                print_issued(&issued, rotate.json)
+            }
+        }
+    }
+}
+
+impl List {
+    fn print(&self, records: &[TokenRecord], now: Timestamp) -> anyhow::Result<()> {
+        if self.json {
+            return output::json(&records.iter().map(|record| Shown::new(record, now)).collect::<Vec<_>>());
+        }
+        let rows: Vec<_> = records
+            .iter()
+            .map(|record| {
+                let shown = Shown::new(record, now);
+                [
+                    shown.id,
+                    shown.state.to_owned(),
+                    shown.name,
+                    shown.tenant.unwrap_or_default(),
+                    shown.context,
+                    shown.created,
+                    shown.expires.unwrap_or_default(),
+                ]
+            })
+            .collect();
+        Ok(output::table(["ID", "STATE", "NAME", "TENANT", "CONTEXT", "CREATED", "EXPIRES"], &rows)?)
+    }
+}
+
+/// A token as people and programs read it.
+#[derive(Serialize)]
+struct Shown {
+    id: String,
+    context: String,
+    tenant: Option<String>,
+    name: String,
+    state: &'static str,
+    created: String,
+    expires: Option<String>,
+    revoked: Option<String>,
+}
+
+impl Shown {
+    fn new(record: &TokenRecord, now: Timestamp) -> Self {
+        let state = match (record.revoked, record.expires) {
+            (Some(_), _) => "revoked",
+            (None, Some(expires)) if expires <= now => "expired",
+            (None, _) => "active",
+        };
+        Self {
+            id: record.id.to_string(),
+            context: record.context.to_string(),
+            tenant: (!record.tenant.is_empty()).then(|| record.tenant.clone()),
+            name: record.name.clone(),
+            state,
+            created: record.created.to_rfc3339(),
+            expires: record.expires.map(Timestamp::to_rfc3339),
+            revoked: record.revoked.map(Timestamp::to_rfc3339),
+        }
+    }
+}
+
+fn print_issued(issued: &Issued, json: bool) -> anyhow::Result<()> {
+    let (token, record) = (issued.token.expose_secret(), &issued.record);
+    let shown = Shown::new(record, record.created);
+    if json {
+        return output::json(&serde_json::json!({
+            "token": token, "id": shown.id, "context": shown.context, "tenant": shown.tenant, "name": shown.name,
+            "created": shown.created, "expires": shown.expires,
+        }));
+    }
+    output::line(token)?;
+    let until = shown.expires.map_or_else(|| "without end".to_owned(), |expires| format!("until {expires}"));
+    output::complain(&format!(
+        "created token {} of context {}, good {until}; it is not shown again",
+        shown.id, shown.context
+    ));
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! The one list of configuration keys. Everything else follows from it: which names the file and the environment may
+//! use, how a value is read, what it is without one, and `docs/configuration.md`.
+//!
+//! To add a key: a line here, a field in its section's file.
+
+use std::time::Duration;
+
+use super::value::Kind;
+
+/// One key.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Where it stands in the file: `section.name`, or the name alone in a repeated table.
+    pub path: &'static str,
+    pub kind: Kind,
+    /// The value without any, as the file would have it; `None` is "not set".
+    pub default: Option<&'static str>,
+    pub doc: &'static str,
+    /// Its value never appears in a message or a log.
+    pub secret: bool,
+}
+
+impl Key {
+    const fn new(path: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Self {
+        Self { path, kind, default: Some(default), doc, secret: false }
+    }
+
+    const fn unset(path: &'static str, kind: Kind, doc: &'static str) -> Self {
+        Self { path, kind, default: None, doc, secret: false }
+    }
+
+    const fn secret(self) -> Self {
+        Self { secret: true, ..self }
+    }
+
+    /// The one environment variable of a key of [`KEYS`].
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("TASKHOLD_{}", self.path.to_uppercase().replace('.', "_"))
+    }
+
+    /// The section that it stands in, empty for the top of the file.
+    #[must_use]
+    pub fn section(&self) -> &'static str {
+        self.path.split_once('.').map_or("", |(section, _)| section)
+    }
+
+    /// The name within its section.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(_, name)| name)
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+/// Far beyond any sensible value, near enough that sums of a few cannot overflow.
+const CENTURY: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+const fn duration(min: Duration, max: Duration) -> Kind {
+    Kind::Duration { min, max, none: false }
+}
+
+const fn duration_or_none(min: Duration, max: Duration) -> Kind {
+    Kind::Duration { min, max, none: true }
+}
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+
+/// The keys that have a variable each.
+pub const KEYS: &[Key] = &[
+    Key::new(
+        "log",
+        Kind::LogFilter,
+        "info",
+        "What is logged: a level (`error`, `warn`, `info`, `debug`, `trace`, `off`) or a list of `target=level`.",
+    ),
+    Key::new(
+        "server.listen",
+        Kind::Address,
+        "127.0.0.1:8080",
+        "Where to listen. Port 0 takes a free one. An address that other machines reach needs `auth.mode = \"token\"`.",
+    ),
+    Key::unset(
+        "server.public_url",
+        Kind::Url,
+        "The URL under which clients reach the service, without a path after the host unless a proxy adds one. \
+         URLs that the service sends out come from it; its host is an allowed host.",
+    ),
+    Key::new(
+        "server.allowed_hosts",
+        Kind::TextList,
+        "",
+        "Further host names that a request's `Host` may have, besides loopback names, the listen address and the host \
+         of `server.public_url`.",
+    ),
+    Key::new(
+        "server.allowed_origins",
+        Kind::OriginList,
+        "",
+        "Origins of web pages that may call the service, such as `https://app.example.com`.",
+    ),
+    Key::new(
+        "server.drain",
+        duration(Duration::ZERO, DAY),
+        "25s",
+        "How long a stopping service lets running calls finish before it gives them back.",
+    ),
+    Key::new(
+        "database.url",
+        Kind::DatabaseUrl,
+        "sqlite://taskhold.db",
+        "The database: `sqlite://FILE` (relative to the working directory; `sqlite:///FILE` is absolute) or \
+         `postgres://USER:PASSWORD@HOST/DATABASE`. A password in it is never shown.",
+    ),
+    Key::unset(
+        "database.schema",
+        Kind::Identifier,
+        "The PostgreSQL schema that holds the tables; the role's own search path when not set. Not for SQLite.",
+    ),
+    Key::new(
+        "database.migrate",
+        Kind::Choice(&["auto", "manual"]),
+        "auto",
+        "`auto` brings the tables up to date at each start; `manual` leaves that to `taskhold migrate` and refuses to \
+         start on old tables.",
+    ),
+    Key::new(
+        "database.max_connections",
+        Kind::Count { min: 2, max: 1000 },
+        "16",
+        "The most database connections of one process for single statements; the writers hold a few of their own.",
+    ),
+    Key::new(
+        "auth.mode",
+        Kind::Choice(&["token", "none"]),
+        "token",
+        "`token`: callers show an access token (`taskhold token create`). `none`: everybody who reaches the port is the \
+         same caller; tasks are not listed.",
+    ),
+    Key::new(
+        "auth.allow_remote_without_auth",
+        Kind::Flag,
+        "false",
+        "Lets `auth.mode = \"none\"` listen on an address that other machines reach.",
+    ),
+    Key::new("tasks.enabled", Kind::Flag, "true", "Whether calls can be tasks at all."),
+    Key::new(
+        "tasks.default_ttl",
+        duration_or_none(SECOND, CENTURY),
+        "1h",
+        "The time to live, from creation, of a task whose caller asks for none. `none` (for ever) needs \
+         `tasks.max_ttl = \"none\"`. Without authentication one hour at most.",
+    ),
+    Key::new(
+        "tasks.min_ttl",
+        duration(Duration::ZERO, CENTURY),
+        "10s",
+        "The shortest time to live that is granted; shorter wishes are raised to it.",
+    ),
+    Key::new(
+        "tasks.max_ttl",
+        duration_or_none(SECOND, CENTURY),
+        "24h",
+        "The longest time to live that is granted; longer wishes are lowered to it. `none` grants any, also for ever.",
+    ),
+    Key::new(
+        "tasks.min_retention",
+        duration(Duration::ZERO, CENTURY),
+        "10min",
+        "How long an ended task stays readable at least, whatever its time to live.",
+    ),
+    Key::new(
+        "tasks.hard_lifetime",
+        duration(SECOND, CENTURY),
+        "26h",
+        "The age at which a task that has not ended is ended as failed. At least `tasks.max_ttl` + \
+         `runner.hard_run_limit` + `tasks.min_retention`.",
+    ),
+    Key::new(
+        "tasks.poll_interval",
+        duration(Duration::from_millis(1), Duration::from_secs(3600)),
+        "1s",
+        "How often clients are asked to poll.",
+    ),
+    Key::new("tasks.page_size", Kind::Count { min: 1, max: 200 }, "50", "Tasks per page of `tasks/list`."),
+    Key::new(
+        "runner.slots",
+        Kind::Count { min: 1, max: 100_000 },
+        "256",
+        "How many tasks one process runs at a time; more wait their turn.",
+    ),
+    Key::new(
+        "runner.run_limit",
+        duration(SECOND, CENTURY),
+        "30min",
+        "How long one attempt of a call may run, where its tool has no limit of its own.",
+    ),
+    Key::new("runner.hard_run_limit", duration(SECOND, CENTURY), "1h", "The most that any tool's `run_limit` may be."),
+    Key::new(
+        "runner.attempts",
+        Kind::Count { min: 1, max: 100 },
+        "3",
+        "How often a call is tried, the first time included, where trying again is safe.",
+    ),
+    Key::new("limits.body", Kind::Size { min: KIB, max: GIB }, "4 MiB", "The largest request body."),
+    Key::new(
+        "limits.arguments",
+        Kind::Size { min: KIB, max: GIB },
+        "1 MiB",
+        "The largest `arguments` of a call. At most `limits.body`.",
+    ),
+    Key::new("limits.result", Kind::Size { min: KIB, max: GIB }, "16 MiB", "The largest result of a call."),
+    Key::new(
+        "limits.message",
+        Kind::Size { min: 64, max: 64 * KIB },
+        "512",
+        "The longest status message; longer ones are cut.",
+    ),
+    Key::new("limits.sessions", Kind::Count { min: 1, max: 1_000_000 }, "1000", "The most sessions of one caller."),
+    Key::new(
+        "limits.streams",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "1000",
+        "The most open streams and waiting requests of one caller on one process.",
+    ),
+    Key::new(
+        "limits.connections",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "10000",
+        "The most open connections of one process.",
+    ),
+];
+
+/// The keys of an entry of `[[upstreams]]`. Only the file and `--upstream` give upstreams.
+pub const UPSTREAM_KEYS: &[Key] = &[
+    Key::unset("name", Kind::UpstreamName, "Required and unique."),
+    Key::unset(
+        "command",
+        Kind::Command,
+        "Required: the command that starts the MCP server on its standard streams. A text is split as a shell splits \
+         words and run without a shell; a list is taken as it is.",
+    ),
+    Key::unset(
+        "env",
+        Kind::TextTable,
+        "What the server finds in its environment besides `PATH`, `HOME`, `LANG`, `TERM`, `TMPDIR` and `USER`. \
+         `${NAME}` takes a variable of ours (`$${` is a plain `${`). Values are never shown.",
+    )
+    .secret(),
+    Key::unset("cwd", Kind::Text, "The working directory; an empty one of its own when not set."),
+    Key::new(
+        "shared",
+        Kind::Flag,
+        "false",
+        "Whether all callers share one running server. Only for servers that keep nothing between calls.",
+    ),
+    Key::new("prefix", Kind::Flag, "false", "Whether its tools are offered as `NAME__TOOL`."),
+    Key::new(
+        "max_links",
+        Kind::Count { min: 1, max: 10_000 },
+        "32",
+        "The most running servers of this upstream at a time.",
+    ),
+    Key::unset(
+        "task",
+        Kind::TaskMode,
+        "Whether calls of its tools are tasks; each tool's own hint decides when not set, else `optional`.",
+    ),
+];
+
+/// The keys of `[upstreams.tools.TOOL]`, TOOL being the upstream's own name for it.
+pub const TOOL_KEYS: &[Key] = &[
+    Key::unset("task", Kind::TaskMode, "Whether calls of this tool are tasks."),
+    Key::unset(
+        "run_limit",
+        duration(SECOND, CENTURY),
+        "How long one attempt may run; at most `runner.hard_run_limit`. `runner.run_limit` when not set.",
+    ),
+    Key::unset(
+        "restart",
+        Kind::Choice(&["retry", "fail"]),
+        "What follows when a crash leaves a call's outcome unknown: `retry` runs it again, `fail` ends the task. When \
+         not set, tools that say they are read-only or idempotent are retried.",
+    ),
+    Key::unset("ttl", duration(SECOND, CENTURY), "The time to live of its tasks where the caller asks for none."),
+    Key::unset(
+        "poll_interval",
+        duration(Duration::from_millis(1), Duration::from_secs(3600)),
+        "How often clients are asked to poll its tasks.",
+    ),
+    Key::unset("immediate_response", Kind::Text, "What a model is told at once when a call of it becomes a task."),
+];
+
+/// The keys of `[tenants.NAME]`, NAME being what `taskhold token create --tenant` gave.
+pub const TENANT_KEYS: &[Key] = &[Key::new("tasks", Kind::Flag, "true", "Whether calls of this tenant can be tasks.")];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::value::Raw;
+    use super::*;
+
+    // req: OPS-02
+    #[test]
+    fn each_key_has_one_variable_of_its_own() {
+        let variables: HashSet<String> = KEYS.iter().map(Key::variable).collect();
+        assert_eq!(variables.len(), KEYS.len());
+        let key = KEYS.iter().find(|key| key.path == "auth.allow_remote_without_auth").unwrap();
+        assert_eq!(key.variable(), "TASKHOLD_AUTH_ALLOW_REMOTE_WITHOUT_AUTH");
+    }
+
+    #[test]
+    fn each_default_is_a_value_that_its_key_allows() {
+        for key in [KEYS, UPSTREAM_KEYS, TOOL_KEYS, TENANT_KEYS].concat() {
+            if let Some(default) = key.default {
+                key.kind.read(&Raw::Text(default.to_owned())).unwrap_or_else(|why| panic!("{}: {why}", key.path));
+            }
+        }
+    }
+}

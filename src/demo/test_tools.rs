@@ -1,0 +1,157 @@
+//! Tools that behave, and misbehave, as tests need it.
+
+use std::io::Write;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::rpc::{Caller, Reply, Toolbox};
+
+pub(super) struct TestTools;
+
+#[async_trait]
+impl Toolbox for TestTools {
+    fn definitions(&self) -> Vec<String> {
+        let harmless = json!({ "readOnlyHint": true, "idempotentHint": true });
+        let harmful = json!({ "readOnlyHint": false, "idempotentHint": false });
+        let tool = |name: &str, description: &str, properties: serde_json::Value, annotations: &serde_json::Value| {
+            json!({
+                "name": name,
+                "description": description,
+                "inputSchema": { "type": "object", "properties": properties },
+                "annotations": annotations,
+            })
+            .to_string()
+        };
+        let number = || json!({ "type": "number", "minimum": 0 });
+        vec![
+            tool("sleep", "Sleeps, then answers.", json!({ "ms": number() }), &harmless),
+            tool("echo", "Answers with its arguments, verbatim.", json!({}), &harmless),
+            tool("fail_tool", "Ends with a tool error.", json!({ "message": { "type": "string" } }), &harmless),
+            tool("fail_rpc", "Ends with a JSON-RPC error.", json!({ "code": { "type": "integer" } }), &harmless),
+            tool("ask", "Asks n questions.", json!({ "n": number() }), &harmful),
+            tool("big", "Answers with a text of so many bytes.", json!({ "bytes": number() }), &harmless),
+            tool(
+                "charge",
+                "Appends a line to a file, then waits.",
+                json!({ "file": { "type": "string" }, "ms": number() }),
+                &harmful,
+            ),
+            tool("prog", "Sends n progress notes.", json!({ "n": number() }), &harmless),
+            tool("crash", "Ends the server's process.", json!({}), &harmful),
+            tool("deaf", "Sleeps, whatever is cancelled, then answers.", json!({ "ms": number() }), &harmless),
+        ]
+    }
+
+    async fn call(&self, name: &str, arguments: &str, caller: &Caller) -> Option<Reply> {
+        let Ok(given) = serde_json::from_str::<Arguments>(arguments) else {
+            // Arguments of echo may hold anything, also what no parser of ours takes.
+            return Some(if name == "echo" {
+                echo(arguments)
+            } else {
+                Reply::tool_error("these arguments do not fit")
+            });
+        };
+        Some(match name {
+            "sleep" | "deaf" => {
+                pause(given.ms).await;
+                Reply::text(&format!("slept {} ms", given.ms))
+            }
+            "echo" => echo(arguments),
+            "fail_tool" => fail_tool(&given),
+            "fail_rpc" => Reply::Error(
+                json!({ "code": given.code, "message": "failed as asked", "data": { "tool": "fail_rpc" } }).to_string(),
+            ),
+            "ask" => ask(given.n, caller).await,
+            "big" => Reply::text(&"x".repeat(given.bytes)),
+            "charge" => charge(&given).await,
+            "prog" => {
+                for n in 1..=given.n {
+                    let message = format!("step {n} of {}", given.n);
+                    caller.progress(f64::from(n), Some(f64::from(given.n)), Some(&message)).await;
+                }
+                Reply::text(&format!("{} steps done", given.n))
+            }
+            "crash" => std::process::exit(3),
+            _ => return None,
+        })
+    }
+
+    fn is_deaf(&self, name: &str) -> bool {
+        name == "deaf"
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+struct Arguments {
+    ms: f64,
+    n: u32,
+    bytes: usize,
+    code: i64,
+    file: String,
+    message: String,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        let message = "failed as asked".to_owned();
+        Self { ms: 0.0, n: 1, bytes: 0, code: -32_000, file: String::new(), message }
+    }
+}
+
+async fn pause(ms: f64) {
+    tokio::time::sleep(Duration::from_secs_f64((ms / 1000.0).clamp(0.0, 86_400.0))).await;
+}
+
+/// The arguments' own text, as a text block and as structured content.
+fn echo(arguments: &str) -> Reply {
+    let text = json!(arguments);
+    Reply::Result(format!(
+        r#"{{"content":[{{"type":"text","text":{text}}}],"structuredContent":{arguments},"isError":false}}"#
+    ))
+}
+
+fn fail_tool(given: &Arguments) -> Reply {
+    Reply::Result(
+        json!({
+            "content": [{ "type": "text", "text": given.message }],
+            "structuredContent": { "reason": given.message },
+            "isError": true,
+        })
+        .to_string(),
+    )
+}
+
+async fn ask(questions: u32, caller: &Caller) -> Reply {
+    if !caller.declared("elicitation") {
+        return Reply::tool_error("this client cannot be asked (it declares no elicitation)");
+    }
+    let mut answers = Vec::new();
+    for n in 1..=questions {
+        let question = json!({
+            "message": format!("question {n} of {questions}"),
+            "requestedSchema": { "type": "object", "properties": { "answer": { "type": "string" } } },
+        });
+        match caller.ask("elicitation/create", &question.to_string()).await {
+            Some(answer) => answers.push(answer),
+            None => return Reply::tool_error(&format!("question {n} got no answer")),
+        }
+    }
+    Reply::text(&format!("[{}]", answers.join(",")))
+}
+
+async fn charge(given: &Arguments) -> Reply {
+    let written = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&given.file)
+        .and_then(|mut file| file.write_all(b"charged\n"));
+    if let Err(error) = written {
+        return Reply::tool_error(&format!("cannot append to {}: {error}", given.file));
+    }
+    pause(given.ms).await;
+    Reply::text("charged")
+}

@@ -1,0 +1,73 @@
+//! `/mcp`: reads one message and hands it to its era.
+
+pub(super) mod answer;
+pub(super) mod in_flight;
+mod legacy;
+pub(super) mod sessions;
+mod sse;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use super::Front;
+use super::error::{Rejection, unavailable};
+use super::middleware::auth::Verified;
+use super::middleware::body;
+use super::middleware::media::Accepts;
+use crate::protocol::jsonrpc::{Message, write_error};
+
+/// One message from a client.
+pub(super) async fn post(
+    State(front): State<Arc<Front>>,
+    Extension(verified): Extension<Verified>,
+    Extension(accepts): Extension<Accepts>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let bytes = match body::read(body, front.state.rules.body_limit).await {
+        Ok(bytes) => bytes,
+        Err(rejection) => return rejection.to_response(None),
+    };
+    let message = match Message::parse(&bytes) {
+        Ok(message) => message,
+        Err(malformed) => return Rejection::Malformed(malformed).to_response(None),
+    };
+    drop(bytes);
+    match verified {
+        Verified::Caller(caller) => legacy::post(front, caller, &parts.headers, accepts, message).await,
+        Verified::Unknown => match message {
+            Message::Request(request) => answer::now(accepts, write_error(Some(&request.id), &unavailable().to_raw())),
+            Message::Notification(_) | Message::Response(_) => Rejection::Unavailable.to_response(None),
+        },
+    }
+}
+
+/// Streams outside of answers do not exist yet.
+pub(super) async fn get(
+    State(front): State<Arc<Front>>,
+    Extension(verified): Extension<Verified>,
+    headers: HeaderMap,
+) -> Response {
+    let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
+    match front.sessions.find(&caller, &headers, front.state.engine.now()).await {
+        Ok(_) => Rejection::NoStream.to_response(None),
+        Err(error) => error.to_rejection().to_response(None),
+    }
+}
+
+/// The end of a session (HTTP-07); its tasks live on.
+pub(super) async fn delete(
+    State(front): State<Arc<Front>>,
+    Extension(verified): Extension<Verified>,
+    headers: HeaderMap,
+) -> Response {
+    let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
+    match front.sessions.end(&caller, &headers).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => error.to_rejection().to_response(None),
+    }
+}

@@ -1,0 +1,142 @@
+//! Sessions of the handshake era: rows in the database, valid on every node, remembered here for a few seconds.
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use moka::sync::Cache;
+
+use crate::domain::clock::Timestamp;
+use crate::domain::context::AuthContext;
+use crate::domain::ids::{ContextId, SessionId};
+use crate::domain::json::RawJson;
+use crate::domain::session::Session;
+use crate::http::error::{Rejection, store_error};
+use crate::lifecycle;
+use crate::protocol::jsonrpc::ErrorObject;
+use crate::protocol::legacy::Revision;
+use crate::store::{Store, StoreError};
+
+pub(in crate::http) const SESSION_HEADER: &str = "mcp-session-id";
+
+/// How long a session that another node ended may still be served here.
+const REMEMBERED: Duration = Duration::from_secs(5);
+const MOST_REMEMBERED: u64 = 100_000;
+/// The last use is written at most this often.
+const TOUCH_EVERY: Duration = Duration::from_secs(600);
+
+pub(in crate::http) struct Sessions {
+    store: Store,
+    idle: Duration,
+    known: Cache<(ContextId, SessionId), Session>,
+}
+
+/// Why a request has no session.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(in crate::http) enum NoSession {
+    #[error("the session header is missing or repeated")]
+    Missing,
+    /// Also what a session of another context looks like.
+    #[error("the session is unknown")]
+    Unknown,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Sessions {
+    pub(in crate::http) fn new(store: Store, idle: Duration) -> Self {
+        let known = Cache::builder().max_capacity(MOST_REMEMBERED).time_to_live(REMEMBERED).build();
+        Self { store, idle, known }
+    }
+
+    pub(super) async fn open(
+        &self,
+        caller: &AuthContext,
+        revision: Revision,
+        capabilities: RawJson,
+        now: Timestamp,
+    ) -> Result<SessionId, StoreError> {
+        let session = Session {
+            id: SessionId::new(),
+            context: caller.id(),
+            revision: revision.as_str().to_owned(),
+            capabilities,
+            created: now,
+            last_used: now,
+        };
+        self.store.scoped(caller).add_session(session.clone()).await?;
+        let id = session.id;
+        self.known.insert((caller.id(), id), session);
+        Ok(id)
+    }
+
+    /// The session that the request names, if it is the caller's and still good.
+    pub(super) async fn find(
+        &self,
+        caller: &AuthContext,
+        headers: &HeaderMap,
+        now: Timestamp,
+    ) -> Result<Session, NoSession> {
+        let id = named(headers)?;
+        let key = (caller.id(), id);
+        let session = match self.known.get(&key) {
+            Some(session) => session,
+            None => {
+                let session = self.store.scoped(caller).session(id).await?.ok_or(NoSession::Unknown)?;
+                self.known.insert(key, session.clone());
+                session
+            }
+        };
+        if now.since(session.last_used) > self.idle {
+            return Err(NoSession::Unknown);
+        }
+        if now.since(session.last_used) > TOUCH_EVERY {
+            self.touch(caller, &session, now);
+        }
+        Ok(session)
+    }
+
+    pub(super) async fn end(&self, caller: &AuthContext, headers: &HeaderMap) -> Result<(), NoSession> {
+        let id = named(headers)?;
+        self.known.invalidate(&(caller.id(), id));
+        if self.store.scoped(caller).end_session(id).await? { Ok(()) } else { Err(NoSession::Unknown) }
+    }
+
+    /// Nobody waits for this write; the session is good meanwhile.
+    fn touch(&self, caller: &AuthContext, session: &Session, now: Timestamp) {
+        let touched = Session { last_used: now, ..session.clone() };
+        self.known.insert((caller.id(), session.id), touched);
+        let (store, id) = (self.store.scoped(caller), session.id);
+        lifecycle::spawn("session touch", async move {
+            if let Err(error) = store.touch_session(id, now).await {
+                tracing::debug!(%error, "cannot write a session's last use");
+            }
+        });
+    }
+}
+
+impl NoSession {
+    pub(super) fn to_rejection(&self) -> Rejection {
+        match self {
+            Self::Missing => Rejection::SessionMissing,
+            Self::Unknown => Rejection::SessionUnknown,
+            Self::Store(error) => {
+                tracing::warn!(%error, "cannot look up a session");
+                Rejection::Unavailable
+            }
+        }
+    }
+
+    /// The JSON-RPC error of a request, where the fault is the database's and not the session's (KEEP-11).
+    pub(super) fn store_failure(&self) -> Option<ErrorObject> {
+        match self {
+            Self::Store(error) => Some(store_error(error)),
+            Self::Missing | Self::Unknown => None,
+        }
+    }
+}
+
+fn named(headers: &HeaderMap) -> Result<SessionId, NoSession> {
+    let mut values = headers.get_all(SESSION_HEADER).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return Err(NoSession::Missing) };
+    value.to_str().ok().and_then(|text| text.parse().ok()).ok_or(NoSession::Unknown)
+}

@@ -1,0 +1,44 @@
+//! One line a request (OPS-08): never a header, an argument or a result.
+
+use std::time::Instant;
+
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+
+use crate::domain::ids::ContextId;
+
+/// What a handler adds to its request's line.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::http) struct Served {
+    /// One of the methods that are served; others are not named.
+    pub method: Option<&'static str>,
+    pub context: Option<ContextId>,
+}
+
+pub(in crate::http) async fn write(request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let http_method = request.method().clone();
+    let path = match request.uri().path() {
+        path @ ("/mcp" | "/healthz" | "/readyz") => path.to_owned(),
+        _ => "(other)".to_owned(),
+    };
+    let response = next.run(request).await;
+    let served = response.extensions().get::<Served>().copied().unwrap_or_default();
+    let status = response.status().as_u16();
+    let context = served.context.map(|context| context.to_string()).unwrap_or_default();
+    let rpc_method = served.method.unwrap_or_default();
+    let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    // Probes come every few seconds and say nothing.
+    if path == "/mcp" {
+        tracing::info!(
+            http.method = %http_method, http.path = path, http.status = status, rpc.method = rpc_method,
+            auth.context = context, duration_ms, "request answered"
+        );
+    } else {
+        tracing::debug!(
+            http.method = %http_method, http.path = path, http.status = status, duration_ms, "request answered"
+        );
+    }
+    response
+}

@@ -1,0 +1,55 @@
+//! Reading bodies within bounds of size and time.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+
+use crate::http::error::Rejection;
+
+/// A body has to arrive in this time (HTTP-12).
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the body of a refused request is still read.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The whole body.
+pub(in crate::http) async fn read(body: Body, limit: usize) -> Result<Bytes, Rejection> {
+    let read = async {
+        let mut body = body;
+        let mut whole = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Rejection::BodyBroken)?;
+            let Ok(data) = frame.into_data() else { continue };
+            if whole.len() + data.len() > limit {
+                drain(body, limit).await;
+                return Err(Rejection::BodyTooLarge { limit });
+            }
+            whole.extend_from_slice(&data);
+        }
+        Ok(whole.freeze())
+    };
+    tokio::time::timeout(BODY_TIMEOUT, read).await.unwrap_or(Err(Rejection::BodyTooSlow))
+}
+
+/// Refuses a request without looking at its body. What is under way of it is taken off the wire first, in bounds:
+/// otherwise the close of the connection may reach the client before the answer does.
+pub(in crate::http) async fn refuse(request: Request, limit: usize, rejection: &Rejection) -> Response {
+    drain(request.into_body(), limit).await;
+    rejection.to_response(None)
+}
+
+async fn drain(mut body: Body, limit: usize) {
+    let take = async {
+        let mut left = limit;
+        while let Some(Ok(frame)) = body.frame().await {
+            let size = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(size) else { return };
+            left = rest;
+        }
+    };
+    // Whether it ended or ran out of time makes no difference to the answer.
+    let _ = tokio::time::timeout(LINGER, take).await;
+}

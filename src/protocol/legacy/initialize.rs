@@ -1,0 +1,91 @@
+//! `initialize`.
+
+use crate::domain::json::RawJson;
+use crate::protocol::scan::string_value;
+
+use super::{InvalidParams, Revision, param};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InitializeParams {
+    pub protocol_version: String,
+    /// The client's capabilities, an object.
+    pub capabilities: RawJson,
+}
+
+impl InitializeParams {
+    /// # Errors
+    /// If `protocolVersion` is no string or `capabilities` is no object; absent capabilities are none.
+    pub fn parse(params: Option<&RawJson>) -> Result<Self, InvalidParams> {
+        let protocol_version = param(params, "protocolVersion")
+            .and_then(string_value)
+            .ok_or_else(|| InvalidParams::new("protocolVersion must be a string"))?
+            .into_owned();
+        let capabilities = match param(params, "capabilities") {
+            Some(raw) if !raw.starts_with('{') => return Err(InvalidParams::new("capabilities must be an object")),
+            raw => RawJson::trusted(raw.unwrap_or("{}")),
+        };
+        Ok(Self { protocol_version, capabilities })
+    }
+}
+
+/// What tasks this caller may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskOffer {
+    /// No tasks: switched off, or the revision has none.
+    None,
+    /// Everything but `tasks/list`: the caller cannot be told from others (AUTH-09).
+    WithoutList,
+    All,
+}
+
+/// The result: exactly what is served is declared (CAP-02, CAP-11). There is no stream for `listChanged` yet.
+#[must_use]
+pub fn initialize_result(revision: Revision, tasks: TaskOffer) -> RawJson {
+    let tasks = match tasks {
+        TaskOffer::None => "",
+        TaskOffer::WithoutList => r#","tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}"#,
+        TaskOffer::All => r#","tasks":{"list":{},"cancel":{},"requests":{"tools":{"call":{}}}}"#,
+    };
+    RawJson::trusted(format!(
+        r#"{{"protocolVersion":"{}","capabilities":{{"tools":{{}}{tasks}}},"serverInfo":{{"name":"taskhold","title":"Taskhold","version":"{}"}}}}"#,
+        revision.as_str(),
+        env!("CARGO_PKG_VERSION"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // req: CAP-02, CAP-11
+    #[test]
+    fn the_result_declares_what_is_served() {
+        let capabilities = |revision, offer| {
+            let result: serde_json::Value =
+                serde_json::from_str(initialize_result(revision, offer).as_str()).expect("valid JSON");
+            assert_eq!(result["protocolVersion"], revision.as_str());
+            assert_eq!(result["serverInfo"]["name"], "taskhold");
+            result["capabilities"].to_string()
+        };
+        assert_eq!(
+            capabilities(Revision::V2025_11_25, TaskOffer::All),
+            r#"{"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}},"tools":{}}"#
+        );
+        assert_eq!(
+            capabilities(Revision::V2025_11_25, TaskOffer::WithoutList),
+            r#"{"tasks":{"cancel":{},"requests":{"tools":{"call":{}}}},"tools":{}}"#
+        );
+        assert_eq!(capabilities(Revision::V2025_06_18, TaskOffer::None), r#"{"tools":{}}"#);
+    }
+
+    #[test]
+    fn params_are_read_and_wrong_ones_named() {
+        let parse = |text: &str| InitializeParams::parse(Some(&RawJson::trusted(text)));
+        let params = parse(r#"{"protocolVersion":"2025-11-25","capabilities":{"x":1.0},"clientInfo":7}"#).unwrap();
+        assert_eq!((params.protocol_version.as_str(), params.capabilities.as_str()), ("2025-11-25", r#"{"x":1.0}"#));
+        assert_eq!(parse(r#"{"protocolVersion":""}"#).unwrap().capabilities.as_str(), "{}");
+        assert!(parse(r#"{"protocolVersion":1}"#).unwrap_err().0.contains("protocolVersion"));
+        assert!(parse(r#"{"protocolVersion":"a","capabilities":[]}"#).unwrap_err().0.contains("capabilities"));
+        assert!(InitializeParams::parse(None).is_err());
+    }
+}

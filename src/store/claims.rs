@@ -1,0 +1,282 @@
+//! Claims: who runs a task, and what an attempt may say while it runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::batch::Kind;
+use super::dialect::Dialect;
+use super::link::Session;
+use super::sql::{Args, Cells, Fault, args, claim_columns, statements};
+use super::sql_store::SqlStore;
+use super::tasks::{EndTask, clean, ids};
+use super::{End, Finish, Result};
+use crate::domain::clock::Timestamp;
+use crate::domain::ids::{ContextId, LeaseToken, NodeId, TaskId};
+use crate::domain::json::RawJson;
+use crate::domain::lease::{Lease, RestartPolicy};
+use crate::domain::outcome::{Failure, Outcome};
+use crate::domain::retention::Ttl;
+use crate::domain::work::{Claim, Work};
+
+statements! {
+    QUEUE = "
+        SELECT task AS id FROM task_live
+        WHERE node IS NULL AND not_before <= $1
+        ORDER BY not_before, task LIMIT $2";
+    HELD = "SELECT task, node, token, attempt, claimed FROM task_live WHERE node = $1 ORDER BY task";
+    ORPHANS = concat!(
+        "SELECT ", claim_columns!(), "
+         FROM task_live l
+         LEFT JOIN nodes n ON n.id = l.node
+         LEFT JOIN tasks t ON t.id = l.task
+         LEFT JOIN task_requests r ON r.task = l.task
+         WHERE l.node IS NOT NULL AND (n.id IS NULL OR n.dead = 1) AND l.task > $1
+         ORDER BY l.task LIMIT $2"
+    );
+    /// What is left to say how long a broken row's end is kept.
+    GRANT = "SELECT created, granted_ttl FROM tasks WHERE id = $1";
+    /// A live row whose task is gone altogether.
+    DROP_LIVE = "
+        DELETE FROM task_live
+        WHERE task = $1 AND token = $2 AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = task_live.task)";
+}
+
+/// How long the end of a broken row is kept at least.
+const BROKEN_KEPT: Duration = Duration::from_secs(600);
+
+impl<D: Dialect> SqlStore<D> {
+    pub(super) async fn claim_tasks(
+        &self,
+        node: NodeId,
+        tokens: Vec<LeaseToken>,
+        message: &str,
+        now: Timestamp,
+    ) -> Result<Vec<Claim>> {
+        if tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let link = Arc::clone(&self.link);
+        let message = clean(message);
+        let rows = self
+            .apart("store.claim", async move {
+                let mut session = link.writer().await?;
+                take(&mut session, node, &tokens, &message, now).await
+            })
+            .await?;
+        let mut claims = self.readable(&rows, now).await;
+        claims.sort_by_key(|claim| (claim.work.created, claim.lease.task));
+        Ok(claims)
+    }
+
+    pub(super) async fn waiting_tasks(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
+        let rows = self.read("store.queue", QUEUE, args![now, limit]).await?;
+        Ok(rows.iter().map(|row| row.uuid("id").map(TaskId::from_uuid)).collect::<std::result::Result<_, _>>()?)
+    }
+
+    pub(super) async fn note_waiting_tasks(&self, mut messages: Vec<(TaskId, String)>, now: Timestamp) -> Result<()> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        messages.sort_by_key(|(id, _)| *id);
+        messages.dedup_by_key(|(id, _)| *id);
+        let rows: Vec<Args> = messages.into_iter().map(|(id, message)| args![id, clean(&message), now]).collect();
+        let link = Arc::clone(&self.link);
+        self.apart("store.note_waiting", async move {
+            link.writer().await?.write_many(D::NOTE_WAITING, rows).await.map(|_| ())
+        })
+        .await
+    }
+
+    pub(super) async fn ended_of(&self, wanted: &[TaskId]) -> Result<Vec<TaskId>> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows: Vec<Args> = wanted.iter().map(|&id| args![id]).collect();
+        let link = Arc::clone(&self.link);
+        let live = self
+            .apart("store.ended", async move { ids(&link.reader().await?.read_many(D::LIVE, rows).await?) })
+            .await?;
+        Ok(wanted.iter().copied().filter(|id| !live.contains(&id.as_uuid())).collect())
+    }
+
+    pub(super) async fn held_by(&self, node: NodeId) -> Result<Vec<Lease>> {
+        let rows = self.read("store.held", HELD, args![node]).await?;
+        Ok(rows.iter().map(read_lease).collect::<std::result::Result<_, _>>()?)
+    }
+
+    pub(super) async fn orphaned(&self, after: Option<TaskId>, limit: u32) -> Result<Vec<Claim>> {
+        let rows =
+            self.read("store.orphans", ORPHANS, args![after.map_or(Uuid::nil(), TaskId::as_uuid), limit]).await?;
+        let now = self.database_now().await?;
+        Ok(self.readable(&rows, now).await)
+    }
+
+    pub(super) async fn one_claim(&self, task: TaskId, token: LeaseToken) -> Result<Option<Claim>> {
+        let link = Arc::clone(&self.link);
+        let rows = self
+            .apart("store.claim_of", async move {
+                link.reader().await?.read_many(D::CLAIMS, vec![args![task, token]]).await
+            })
+            .await?;
+        Ok(rows.first().map(read_claim).transpose()?)
+    }
+
+    async fn database_now(&self) -> Result<Timestamp> {
+        let rows = self.read("store.clock", D::CLOCK, Vec::new()).await?;
+        let row = rows.first().ok_or_else(|| Fault::broken("the database's clock answers nothing"))?;
+        Ok(row.time("now")?)
+    }
+
+    /// The claims that can be read. The others are ended here, so that they stop nobody.
+    async fn readable<R: Cells + Sync>(&self, rows: &[R], now: Timestamp) -> Vec<Claim> {
+        let mut claims = Vec::with_capacity(rows.len());
+        for row in rows {
+            match read_claim(row) {
+                Ok(claim) => claims.push(claim),
+                Err(fault) => {
+                    let Ok(lease) = read_lease(row) else {
+                        tracing::error!(store.fault = ?fault, "a live row cannot be read, not even its lease");
+                        continue;
+                    };
+                    tracing::error!(task.id = %lease.task, store.fault = ?fault, "a task's row is broken: ending it");
+                    if let Err(error) = self.end_broken(lease, now).await {
+                        tracing::error!(task.id = %lease.task, %error, "the broken task could not be ended");
+                    }
+                }
+            }
+        }
+        claims
+    }
+
+    async fn end_broken(&self, lease: Lease, now: Timestamp) -> Result<()> {
+        let grant = self.read("store.grant", GRANT, args![lease.task]).await?;
+        let Some(grant) = grant.first() else {
+            return self.write("store.drop_live", DROP_LIVE, args![lease.task, lease.token]).await.map(|_| ());
+        };
+        let kept = now + BROKEN_KEPT;
+        let expires = match (grant.int("created"), grant.maybe_int("granted_ttl")) {
+            (Ok(created), Ok(Some(ttl))) => {
+                let ttl = Duration::from_millis(ttl.try_into().unwrap_or(0));
+                Some(kept.max(Timestamp::from_micros(created) + ttl))
+            }
+            (Ok(_), Ok(None)) => None,
+            _ => Some(kept),
+        };
+        let outcome = Outcome::failure(&Failure::Internal { detail: "the stored call cannot be read".to_owned() });
+        let end = End { message: outcome.diagnosis(512), outcome, now, expires };
+        self.end_task(EndTask::by_lease(Finish { task: lease.task, token: lease.token, end })).await.map(|_| ())
+    }
+}
+
+/// One transaction: the small table of live rows says which, then each is taken with a token of its own.
+async fn take<D: Dialect>(
+    session: &mut Session<D>,
+    node: NodeId,
+    tokens: &[LeaseToken],
+    message: &str,
+    now: Timestamp,
+) -> std::result::Result<Vec<super::dialect::Row<D>>, Fault> {
+    let limit = i64::try_from(tokens.len()).unwrap_or(i64::MAX);
+    let mut transaction = session.begin().await?;
+    let picked = transaction.fetch(D::PICK_WAITING, args![now, limit]).await?;
+    let mut picked = picked.iter().map(|row| row.uuid("task")).collect::<std::result::Result<Vec<Uuid>, _>>()?;
+    if picked.is_empty() {
+        transaction.commit().await?;
+        return Ok(Vec::new());
+    }
+    picked.sort_unstable();
+    let pairs: Vec<(Uuid, LeaseToken)> = picked.into_iter().zip(tokens.iter().copied()).collect();
+    let rows = pairs.iter().map(|&(task, token)| args![task, node, token, message, now]).collect();
+    transaction.many(D::TAKE, rows).await?;
+    let claims = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
+    transaction.commit().await?;
+    Ok(claims)
+}
+
+fn read_lease<R: Cells>(row: &R) -> std::result::Result<Lease, Fault> {
+    Ok(Lease {
+        task: TaskId::from_uuid(row.uuid("task")?),
+        node: NodeId::from_uuid(row.uuid("node")?),
+        token: LeaseToken::from_uuid(row.uuid("token")?),
+        attempt: row.count("attempt")?,
+        claimed: row.time("claimed")?,
+    })
+}
+
+/// Reads the columns of [`claim_columns`].
+fn read_claim<R: Cells>(row: &R) -> std::result::Result<Claim, Fault> {
+    let restart = row.int("restart")?;
+    let limit = row.int("run_limit")?;
+    Ok(Claim {
+        lease: read_lease(row)?,
+        work: Work {
+            context: ContextId::from_uuid(row.uuid("context")?),
+            tool: row.text("tool")?,
+            upstream: row.text("upstream")?,
+            upstream_tool: row.text("upstream_tool")?,
+            params: whole(row.text("params")?)?,
+            created: row.time("created")?,
+            granted: Ttl::from_milliseconds(row.maybe_int("granted_ttl")?),
+            hard_end: row.time("hard_end")?,
+            restart: RestartPolicy::from_code(restart)
+                .ok_or_else(|| Fault::broken(format!("there is no restart policy {restart}")))?,
+            attempts_allowed: row.count("attempts_allowed")?,
+            run_limit: Duration::from_micros(
+                limit.try_into().map_err(|_| Fault::broken(format!("a run limit of {limit} us")))?,
+            ),
+        },
+    })
+}
+
+/// A call that is about to be sent must be JSON through and through.
+fn whole(params: String) -> std::result::Result<RawJson, Fault> {
+    let valid = !params.contains(['\n', '\r']) && serde_json::from_str::<serde::de::IgnoredAny>(&params).is_ok();
+    if valid { Ok(RawJson::trusted(params)) } else { Err(Fault::broken("the params are no JSON value")) }
+}
+
+/// See [`super::Note`].
+pub struct Note(pub super::Note);
+
+impl Kind for Note {
+    type Answer = bool;
+
+    fn key(&self) -> Uuid {
+        self.0.task.as_uuid()
+    }
+
+    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
+        let rows = items.iter().map(|Self(note)| args![note.task, note.token, clean(&note.message), note.now]);
+        let held = ids(&session.write_many(D::NOTE, rows.collect()).await?)?;
+        Ok(items.iter().map(|item| held.contains(&item.key())).collect())
+    }
+}
+
+/// See [`super::Release`].
+pub struct Release(pub super::Release);
+
+impl Kind for Release {
+    type Answer = bool;
+
+    fn key(&self) -> Uuid {
+        self.0.task.as_uuid()
+    }
+
+    /// A try whose end was lost and which had landed answers false when repeated: the lease is not held any more, which
+    /// is what the caller wanted.
+    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
+        let rows = items.iter().map(|Self(release)| {
+            args![
+                release.task,
+                release.token,
+                release.not_before,
+                !release.counted,
+                clean(&release.message),
+                release.now,
+            ]
+        });
+        let held = ids(&session.write_many(D::RELEASE, rows.collect()).await?)?;
+        Ok(items.iter().map(|item| held.contains(&item.key())).collect())
+    }
+}

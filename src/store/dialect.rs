@@ -1,0 +1,173 @@
+//! What differs between databases.
+//!
+//! A member is a whole constant statement with a comment that says why it differs, or a way to run statements. To add a
+//! database: a file with its [`Dialect`], a folder of migrations, one line in `open`, one line that runs the contract
+//! suite.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::sql::{Arg, Args, Cells};
+
+/// A connection of a dialect's database.
+pub type Connection<D> = <<D as Dialect>::Database as sqlx::Database>::Connection;
+/// A row of a dialect's database.
+pub type Row<D> = <<D as Dialect>::Database as sqlx::Database>::Row;
+/// How to connect to a dialect's database.
+pub type ConnectOptions<D> = <Connection<D> as sqlx::Connection>::Options;
+
+/// A statement for many rows. On PostgreSQL it is one statement over `unnest` of arrays, one array a column. On SQLite
+/// it is a list of steps, run for each row with the same arguments: the first one's rows are the answer, and if it
+/// answers nothing the others are left out, so that the first, conditional write decides.
+pub type Many = &'static [&'static str];
+
+macro_rules! dialect {
+    (
+        single { $($(#[$single_doc:meta])* $single:ident),* $(,)? }
+        many { $($(#[$many_doc:meta])* $many:ident),* $(,)? }
+        $($rest:tt)*
+    ) => {
+        /// One database engine.
+        pub trait Dialect: Send + Sync + Sized + 'static {
+            $($(#[$single_doc])* const $single: &'static str;)*
+            $($(#[$many_doc])* const $many: Many;)*
+            $($rest)*
+        }
+
+        /// Every statement of a dialect, for the test that prepares them.
+        #[cfg(test)]
+        pub fn statements<D: Dialect>() -> Vec<&'static str> {
+            let mut all = vec![$(D::$single),*];
+            $(all.extend(D::$many);)*
+            all
+        }
+    };
+}
+
+dialect! {
+    single {
+        /// The database's clock in microseconds. Each has functions of its own.
+        CLOCK,
+        /// Adds a node (`$1`) heard of now by the database's clock.
+        REGISTER_NODE,
+        /// Moves a living node's (`$1`) heartbeat to now by the database's clock.
+        HEARTBEAT,
+        /// Declares dead all nodes but `$1` not heard of for `$2` microseconds by the database's clock.
+        DECLARE_DEAD,
+        /// Waiting tasks due at `$1`, at most `$2`, locked for the claim. SQLite has no row locks: its one writer holds
+        /// the whole database.
+        PICK_WAITING,
+    }
+    many {
+        /// Inserts tasks, their requests and their live rows; answers the ids.
+        CREATE,
+        /// Ends tasks: answers those which this write ended.
+        END,
+        /// The ended tasks (`id`) whose outcome a given writer (`token`) wrote.
+        WRITTEN,
+        /// Messages of running tasks; answers those whose lease holds.
+        NOTE,
+        /// Leases given back; answers those that were held.
+        RELEASE,
+        /// Messages of waiting tasks.
+        NOTE_WAITING,
+        /// Claims picked tasks; answers the ids.
+        TAKE,
+        /// Claims by task and token.
+        CLAIMS,
+        /// Tasks by context and id.
+        FIND,
+        /// The same with the outcome.
+        FIND_OUTCOME,
+        /// Which of these tasks are live.
+        LIVE,
+        /// Tokens by id.
+        TOKENS,
+        /// Deletes ended tasks that expired by `$1`, at most `$2`; one row of arguments. SQLite cannot write to several
+        /// tables in one statement.
+        REAP,
+        /// Deletes sessions last used before `$1`, at most `$2`; one row of arguments.
+        REAP_SESSIONS,
+    }
+
+    type Database: sqlx::Database<Row: Cells>;
+
+    /// How a write transaction begins. SQLite must take its lock at once: a transaction that reads first and writes
+    /// then fails when another one wrote in between, whatever the busy time-out.
+    const BEGIN: &'static str;
+    /// Whether a [`Many`] of several rows needs a transaction around it to be all or nothing.
+    const MANY_IS_SEVERAL_STATEMENTS: bool;
+    /// A statement that answers another number (`data_version`) when another connection has committed, if there is one
+    /// that costs no query.
+    const WATCH: Option<&'static str>;
+    /// How often it is worth asking whether something changed.
+    const WATCH_INTERVAL: Duration;
+    /// How long a statement may take before its connection is given up.
+    const DEADLINE: Duration;
+
+    fn fetch<'c>(
+        connection: &'c mut Connection<Self>,
+        sql: &'static str,
+        args: Args,
+    ) -> impl Future<Output = Result<Vec<Row<Self>>, sqlx::Error>> + Send + 'c;
+
+    /// Answers how many rows were written.
+    fn execute<'c>(
+        connection: &'c mut Connection<Self>,
+        sql: &'static str,
+        args: Args,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send + 'c;
+
+    fn many<'c>(
+        connection: &'c mut Connection<Self>,
+        statement: Many,
+        rows: Vec<Args>,
+    ) -> impl Future<Output = Result<Vec<Row<Self>>, sqlx::Error>> + Send + 'c;
+}
+
+/// The columns of a row as sqlx reads them: one implementation for each engine's row type.
+macro_rules! cells {
+    ($row:ty) => {
+        impl $crate::store::sql::Cells for $row {
+            fn maybe_int(&self, column: &str) -> Result<Option<i64>, $crate::store::sql::Fault> {
+                Ok(sqlx::Row::try_get(self, column)?)
+            }
+
+            fn maybe_text(&self, column: &str) -> Result<Option<String>, $crate::store::sql::Fault> {
+                Ok(sqlx::Row::try_get(self, column)?)
+            }
+
+            fn maybe_uuid(&self, column: &str) -> Result<Option<uuid::Uuid>, $crate::store::sql::Fault> {
+                Ok(sqlx::Row::try_get(self, column)?)
+            }
+
+            fn maybe_bytes(&self, column: &str) -> Result<Option<Vec<u8>>, $crate::store::sql::Fault> {
+                Ok(sqlx::Row::try_get(self, column)?)
+            }
+        }
+    };
+}
+pub(super) use cells;
+
+/// Arguments one by one.
+pub(super) fn bind<'q, A>(args: Args) -> Result<A, sqlx::Error>
+where
+    A: sqlx::Arguments,
+    Option<i64>: sqlx::Encode<'q, A::Database> + sqlx::Type<A::Database>,
+    Option<Arc<str>>: sqlx::Encode<'q, A::Database> + sqlx::Type<A::Database>,
+    Option<uuid::Uuid>: sqlx::Encode<'q, A::Database> + sqlx::Type<A::Database>,
+    Option<Vec<u8>>: sqlx::Encode<'q, A::Database> + sqlx::Type<A::Database>,
+{
+    let mut bound = A::default();
+    for arg in args {
+        match arg {
+            Arg::Int(value) => bound.add(value),
+            Arg::Text(value) => bound.add(value),
+            Arg::Uuid(value) => bound.add(value),
+            Arg::Bytes(value) => bound.add(value),
+        }
+        .map_err(sqlx::Error::Encode)?;
+    }
+    Ok(bound)
+}

@@ -1,0 +1,304 @@
+//! Migrations: numbered, forward only, the same numbers for every database.
+//!
+//! To add one: a file `NNNN_name.sql` in both folders of `migrations/` and a line in [`MIGRATIONS`]. A migration that
+//! older binaries cannot work with ends with `UPDATE schema_info SET oldest_binary = NNNN`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection as _, SqlSafeStr as _};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::open::OpenError;
+use super::open_postgres::{base_options, connect};
+use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
+use super::options::{DatabaseOptions, Target};
+use super::sql::{Fault, statements};
+use crate::domain::ids::NodeId;
+
+struct Step {
+    version: i64,
+    name: &'static str,
+    postgres: &'static str,
+    sqlite: &'static str,
+}
+
+const MIGRATIONS: &[Step] = &[Step {
+    version: 1,
+    name: "tasks",
+    postgres: include_str!("../../migrations/postgres/0001_tasks.sql"),
+    sqlite: include_str!("../../migrations/sqlite/0001_tasks.sql"),
+}];
+
+/// How long one node may migrate without renewing its lease.
+const LEASE: Duration = Duration::from_secs(30);
+/// How long a node waits for another one's migration.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long opening a SQLite file waits for others that do.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(100);
+
+statements! {
+    OLDEST_BINARY = "SELECT oldest_binary FROM schema_info WHERE id = 1";
+    APPLIED = "SELECT version FROM _sqlx_migrations WHERE success";
+    FIRST_ROW = "INSERT INTO schema_info (id, oldest_binary) VALUES (1, 0) ON CONFLICT DO NOTHING";
+}
+
+macro_rules! clock {
+    () => {
+        "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+const SCHEMA_INFO_POSTGRES: &str = "CREATE TABLE IF NOT EXISTS schema_info (
+    id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1),
+    oldest_binary BIGINT NOT NULL,
+    holder UUID,
+    lease_until BIGINT
+)";
+const SCHEMA_INFO_SQLITE: &str = "CREATE TABLE IF NOT EXISTS schema_info (
+    id INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
+    oldest_binary INTEGER NOT NULL,
+    holder BLOB,
+    lease_until INTEGER
+) STRICT";
+/// The lease: whoever set it migrates. Neither a lock that waits (it would deadlock with an index built concurrently)
+/// nor one of the session (it would not pass a pooler).
+const TAKE_LEASE: &str = concat!(
+    "UPDATE schema_info SET holder = $1, lease_until = ",
+    clock!(),
+    " + $2 WHERE id = 1 AND (holder IS NULL OR holder = $1 OR lease_until < ",
+    clock!(),
+    ")"
+);
+const DROP_LEASE: &str = "UPDATE schema_info SET holder = NULL, lease_until = NULL WHERE id = 1 AND holder = $1";
+
+/// The newest schema that this binary knows.
+pub fn own_schema() -> i64 {
+    MIGRATIONS.iter().map(|step| step.version).max().unwrap_or(0)
+}
+
+/// Brings the database up to this binary's schema; does nothing if it is there. Several processes may do so at once.
+///
+/// # Errors
+/// If the database cannot be reached, was migrated by a newer version that says older ones must not run, or a migration
+/// fails: then none of it has happened.
+pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
+    match options.target()? {
+        Target::Sqlite(path) => migrate_sqlite(&path).await,
+        Target::Postgres(target) => migrate_postgres(options, &base_options(options, &target)).await,
+    }
+}
+
+/// The migrations that [`migrate`] would run, by number and name. Changes nothing.
+///
+/// # Errors
+/// As [`migrate`].
+pub async fn check_migrations(options: &DatabaseOptions) -> Result<Vec<String>, OpenError> {
+    match options.target()? {
+        Target::Sqlite(path) => {
+            check_folder(&path)?;
+            if !path.exists() {
+                return Ok(missing(&[]));
+            }
+            let mut connection = connect_sqlite(&reader_options(&path)).await?;
+            let found = Found::in_sqlite(&mut connection).await?;
+            let _ = connection.close().await;
+            found.pending()
+        }
+        Target::Postgres(target) => {
+            let mut connection = connect(&base_options(options, &target)).await?;
+            let found = Found::in_postgres(&mut connection).await?;
+            let _ = connection.close().await;
+            found.pending()
+        }
+    }
+}
+
+async fn migrate_sqlite(path: &Path) -> Result<(), OpenError> {
+    prepare_file(path)?;
+    let mut connection = connect_sqlite(&writer_options(path)).await?;
+    if Found::in_sqlite(&mut connection).await?.pending()?.is_empty() {
+        return Ok(connection.close().await?);
+    }
+    // The whole run in one exclusive transaction: the others wait here and then find nothing left to do.
+    let deadline = Instant::now() + PATIENCE;
+    let mut transaction = loop {
+        match connection.begin_with("BEGIN EXCLUSIVE").await.map_err(Fault::from) {
+            Ok(transaction) => break transaction,
+            Err(Fault::Link(_)) if Instant::now() < deadline => sleep(POLL).await,
+            Err(fault) => return Err(fault.into()),
+        }
+    };
+    sqlx::query(SCHEMA_INFO_SQLITE).execute(&mut *transaction).await?;
+    sqlx::query(FIRST_ROW).execute(&mut *transaction).await?;
+    let found = Found::in_sqlite(&mut transaction).await?;
+    if !found.pending()?.is_empty() {
+        let migrator = migrator(|step| step.sqlite);
+        migrator.run(&mut *transaction).await.map_err(|error| OpenError::Migration(error.to_string()))?;
+    }
+    transaction.commit().await?;
+    Ok(connection.close().await?)
+}
+
+/// Turning a new file to WAL does not wait for another process that does the same; so we do.
+async fn connect_sqlite(options: &SqliteConnectOptions) -> Result<SqliteConnection, OpenError> {
+    let deadline = Instant::now() + CONNECT_PATIENCE;
+    loop {
+        match SqliteConnection::connect_with(options).await.map_err(Fault::from) {
+            Ok(connection) => return Ok(connection),
+            Err(Fault::Link(_)) if Instant::now() < deadline => sleep(POLL).await,
+            Err(fault) => return Err(fault.into()),
+        }
+    }
+}
+
+async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) -> Result<(), OpenError> {
+    let mut connection = connect(target).await?;
+    let found = Found::in_postgres(&mut connection).await?;
+    if found.pending()?.is_empty() {
+        return Ok(connection.close().await?);
+    }
+    prepare_schema(options, &mut connection).await?;
+    let holder = NodeId::new().as_uuid();
+    let deadline = Instant::now() + PATIENCE;
+    while !take_lease(&mut connection, holder).await? {
+        if Instant::now() > deadline {
+            return Err(OpenError::MigrationLocked);
+        }
+        sleep(POLL).await;
+    }
+    let mut keeper = connect(target).await?;
+    let migrated = async {
+        if Found::in_postgres(&mut connection).await?.pending()?.is_empty() {
+            return Ok(());
+        }
+        let migrator = migrator(|step| step.postgres);
+        migrator.run(&mut connection).await.map_err(|error| OpenError::Migration(error.to_string()))
+    };
+    let result = tokio::select! {
+        migrated = migrated => migrated,
+        lost = keep_lease(&mut keeper, holder) => Err(lost),
+    };
+    // If this fails the lease runs out by itself.
+    let dropped = sqlx::query(DROP_LEASE).bind(holder).execute(&mut keeper).await;
+    result?;
+    dropped?;
+    keeper.close().await?;
+    Ok(connection.close().await?)
+}
+
+/// The schema and the table with the lease. PostgreSQL's `IF NOT EXISTS` looks first and makes then: of several at once
+/// some fail although all that they want is there.
+async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection) -> Result<(), OpenError> {
+    let mut statements = Vec::new();
+    if let Some(schema) = &options.schema {
+        statements.push(format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+    }
+    statements.push(SCHEMA_INFO_POSTGRES.to_owned());
+    statements.push(FIRST_ROW.to_owned());
+    for statement in statements {
+        let mut tries = 1;
+        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(statement.as_str())).execute(&mut *connection).await {
+            if tries == 10 || !is_lost_race(&error) {
+                return Err(error.into());
+            }
+            tries += 1;
+            sleep(POLL).await;
+        }
+    }
+    Ok(())
+}
+
+/// Duplicate key (of the system's own tables), schema, table, type; a table changed under our feet.
+fn is_lost_race(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| ["23505", "42P06", "42P07", "42710", "XX000"].contains(&code.as_ref()))
+}
+
+async fn take_lease(connection: &mut PgConnection, holder: Uuid) -> Result<bool, OpenError> {
+    let lease = i64::try_from(LEASE.as_micros()).unwrap_or(i64::MAX);
+    let taken = sqlx::query(TAKE_LEASE).bind(holder).bind(lease).execute(connection).await?;
+    Ok(taken.rows_affected() > 0)
+}
+
+/// Renews the lease for ever; answers why it cannot.
+async fn keep_lease(connection: &mut PgConnection, holder: Uuid) -> OpenError {
+    loop {
+        sleep(LEASE / 5).await;
+        match take_lease(connection, holder).await {
+            Ok(true) => {}
+            Ok(false) => return OpenError::MigrationLocked,
+            Err(error) => return error,
+        }
+    }
+}
+
+fn migrator(sql: impl Fn(&Step) -> &'static str) -> Migrator {
+    let migrations = MIGRATIONS.iter().map(|step| {
+        Migration::new(step.version, step.name.into(), MigrationType::Simple, sql(step).into_sql_str(), false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.collect());
+    // A newer version may have added some; whether we may run on them is what `schema_info` says.
+    migrator.set_ignore_missing(true);
+    // Several at once are kept apart by the lease and by the exclusive transaction.
+    migrator.set_locking(false);
+    migrator
+}
+
+/// What a database says of its schema.
+struct Found {
+    /// The oldest binary that may run on it.
+    oldest_binary: i64,
+    applied: Vec<i64>,
+}
+
+impl Found {
+    async fn in_postgres(connection: &mut PgConnection) -> Result<Self, OpenError> {
+        let oldest = sqlx::query_scalar(OLDEST_BINARY).fetch_optional(&mut *connection).await;
+        let applied = sqlx::query_scalar(APPLIED).fetch_all(&mut *connection).await;
+        Ok(Self {
+            oldest_binary: if_there(oldest)?.flatten().unwrap_or(0),
+            applied: if_there(applied)?.unwrap_or_default(),
+        })
+    }
+
+    async fn in_sqlite(connection: &mut SqliteConnection) -> Result<Self, OpenError> {
+        let oldest = sqlx::query_scalar(OLDEST_BINARY).fetch_optional(&mut *connection).await;
+        let applied = sqlx::query_scalar(APPLIED).fetch_all(&mut *connection).await;
+        Ok(Self {
+            oldest_binary: if_there(oldest)?.flatten().unwrap_or(0),
+            applied: if_there(applied)?.unwrap_or_default(),
+        })
+    }
+
+    fn pending(&self) -> Result<Vec<String>, OpenError> {
+        let own = own_schema();
+        if self.oldest_binary > own {
+            return Err(OpenError::FromTheFuture { needed: self.oldest_binary, own });
+        }
+        Ok(missing(&self.applied))
+    }
+}
+
+/// `None` if the table is not there yet.
+fn if_there<T>(result: Result<T, sqlx::Error>) -> Result<Option<T>, OpenError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => {
+            let missing = error.as_database_error().is_some_and(|refusal| {
+                refusal.code().as_deref() == Some("42P01") || refusal.message().starts_with("no such table")
+            });
+            if missing { Ok(None) } else { Err(error.into()) }
+        }
+    }
+}
+
+fn missing(applied: &[i64]) -> Vec<String> {
+    let missing = MIGRATIONS.iter().filter(|step| !applied.contains(&step.version));
+    missing.map(|step| format!("{:04} {}", step.version, step.name)).collect()
+}

@@ -1,0 +1,54 @@
+//! Nodes: each start of each process, and who is alive. Only here statements read the database's clock.
+
+use std::time::Duration;
+
+use super::dialect::Dialect;
+use super::sql::{Cells, Fault, args, statements};
+use super::sql_store::SqlStore;
+use super::{Beat, Result};
+use crate::domain::clock::Timestamp;
+use crate::domain::ids::NodeId;
+
+statements! {
+    RETIRE = "UPDATE nodes SET dead = 1 WHERE id = $1 AND dead = 0";
+    FORGET = "
+        DELETE FROM nodes
+        WHERE dead = 1 AND heartbeat < $1 AND NOT EXISTS (SELECT 1 FROM task_live l WHERE l.node = nodes.id)";
+}
+
+impl<D: Dialect> SqlStore<D> {
+    pub(super) async fn add_node(&self, node: NodeId) -> Result<Timestamp> {
+        let rows = self.write_returning("store.register_node", D::REGISTER_NODE, args![node]).await?;
+        let row = rows.first().ok_or_else(|| Fault::broken("a new node's heartbeat was not answered"))?;
+        Ok(row.time("heartbeat")?)
+    }
+
+    pub(super) async fn beat(&self, node: NodeId) -> Result<Beat> {
+        let heart = self.heart();
+        self.apart("store.heartbeat", async move {
+            let mut session = heart.session().await?;
+            let rows = session.fetch(D::HEARTBEAT, args![node]).await?;
+            if let Some(row) = rows.first() {
+                return Ok(Beat { database_now: row.time("heartbeat")?, alive: true });
+            }
+            let rows = session.fetch(D::CLOCK, Vec::new()).await?;
+            let row = rows.first().ok_or_else(|| Fault::broken("the database's clock answers nothing"))?;
+            Ok(Beat { database_now: row.time("now")?, alive: false })
+        })
+        .await
+    }
+
+    pub(super) async fn bury(&self, judge: NodeId, age: Duration) -> Result<Vec<NodeId>> {
+        let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+        let rows = self.write_returning("store.declare_dead", D::DECLARE_DEAD, args![judge, age]).await?;
+        Ok(rows.iter().map(|row| row.uuid("id").map(NodeId::from_uuid)).collect::<std::result::Result<_, _>>()?)
+    }
+
+    pub(super) async fn retire(&self, node: NodeId) -> Result<()> {
+        self.write("store.retire_node", RETIRE, args![node]).await.map(|_| ())
+    }
+
+    pub(super) async fn forget(&self, before: Timestamp) -> Result<u64> {
+        self.write("store.forget_nodes", FORGET, args![before]).await
+    }
+}

@@ -1,0 +1,316 @@
+//! PostgreSQL, and what speaks its protocol.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use sqlx::Arguments as _;
+use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
+
+use super::dialect::{Dialect, Many, bind, cells};
+use super::sql::{Arg, Args, claim_columns, task_columns};
+
+/// See [`Dialect`].
+pub struct PostgresDialect;
+
+cells!(PgRow);
+
+macro_rules! clock {
+    () => {
+        "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+/// Locking order, so that no two statements wait for each other: live rows first, by task id; a row of `tasks` only
+/// under the lock of its live row.
+impl Dialect for PostgresDialect {
+    type Database = Postgres;
+
+    const BEGIN: &'static str = "BEGIN";
+    const MANY_IS_SEVERAL_STATEMENTS: bool = false;
+    const WATCH: Option<&'static str> = None;
+    const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+    const DEADLINE: Duration = Duration::from_secs(5);
+
+    const CLOCK: &'static str = concat!("SELECT ", clock!(), " AS now");
+
+    const REGISTER_NODE: &'static str =
+        concat!("INSERT INTO nodes (id, heartbeat, dead) VALUES ($1, ", clock!(), ", 0) RETURNING heartbeat");
+
+    const HEARTBEAT: &'static str =
+        concat!("UPDATE nodes SET heartbeat = ", clock!(), " WHERE id = $1 AND dead = 0 RETURNING heartbeat");
+
+    const DECLARE_DEAD: &'static str = concat!(
+        "UPDATE nodes SET dead = 1 WHERE dead = 0 AND id <> $1 AND heartbeat < ",
+        clock!(),
+        " - $2 RETURNING id"
+    );
+
+    const PICK_WAITING: &'static str = "
+        SELECT task FROM task_live
+        WHERE node IS NULL AND not_before <= $1
+        ORDER BY not_before, task LIMIT $2
+        FOR UPDATE SKIP LOCKED";
+
+    const CREATE: Many = &["
+        WITH new AS MATERIALIZED (
+            SELECT * FROM unnest(
+                $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+                $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
+                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[]
+            ) AS w (
+                id, context, session, tool, upstream, upstream_tool, message, created,
+                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                params, node, token, hard_end
+            )
+        ), made AS (
+            INSERT INTO tasks (
+                id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
+                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token
+            )
+            SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
+                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token
+            FROM new
+            RETURNING id
+        ), asked AS (
+            INSERT INTO task_requests (task, params) SELECT id, params FROM new
+        ), live AS (
+            INSERT INTO task_live (task, node, token, attempt, not_before, claimed, hard_end)
+            SELECT id, node, token, CASE WHEN node IS NULL THEN 0 ELSE 1 END, created,
+                CASE WHEN node IS NULL THEN NULL ELSE created END, hard_end
+            FROM new
+        )
+        SELECT id FROM made"];
+
+    const END: Many = &["
+        WITH wanted AS MATERIALIZED (
+            SELECT * FROM unnest(
+                $1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::text[],
+                $9::uuid[]
+            ) AS w (id, context, lease, status, message, now, expires, outcome, writer)
+        ), locked AS MATERIALIZED (
+            SELECT l.task, l.attempt
+            FROM task_live l JOIN wanted w ON w.id = l.task AND (w.lease IS NULL OR w.lease = l.token)
+            ORDER BY l.task FOR UPDATE OF l
+        ), done AS (
+            UPDATE tasks t
+            SET status = w.status, message = w.message, ended = w.now, updated = GREATEST(w.now, t.updated + 1)
+            FROM wanted w JOIN locked k ON k.task = w.id
+            WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context)
+            RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
+                t.poll_interval, w.expires, w.outcome, w.writer, k.attempt
+        ), kept AS (
+            INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
+            SELECT id, writer, attempt, expires, outcome FROM done
+        ), gone AS (
+            DELETE FROM task_live l USING done d WHERE l.task = d.id
+        )
+        SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, expires FROM done"];
+
+    const WRITTEN: Many = &[concat!(
+        "SELECT ",
+        task_columns!(),
+        " FROM unnest($1::uuid[], $2::uuid[]) AS w (id, token)
+          JOIN task_outcomes o ON o.task = w.id AND o.token = w.token
+          JOIN tasks t ON t.id = w.id"
+    )];
+
+    const NOTE: Many = &["
+        WITH wanted AS MATERIALIZED (
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[]) AS w (id, lease, message, now)
+        ), locked AS MATERIALIZED (
+            SELECT l.task, w.message, w.now
+            FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
+            ORDER BY l.task FOR UPDATE OF l
+        ), changed AS (
+            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
+            FROM locked k
+            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+        )
+        SELECT task AS id FROM locked"];
+
+    const RELEASE: Many = &["
+        WITH wanted AS MATERIALIZED (
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[])
+                AS w (id, lease, not_before, uncounted, message, now)
+        ), locked AS MATERIALIZED (
+            SELECT l.task, w.not_before, w.uncounted, w.message, w.now
+            FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
+            ORDER BY l.task FOR UPDATE OF l
+        ), released AS (
+            UPDATE task_live l
+            SET node = NULL, token = NULL, claimed = NULL, not_before = k.not_before,
+                attempt = GREATEST(0, l.attempt - k.uncounted)
+            FROM locked k WHERE l.task = k.task
+        ), changed AS (
+            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
+            FROM locked k
+            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+        )
+        SELECT task AS id FROM locked"];
+
+    const NOTE_WAITING: Many = &["
+        WITH wanted AS MATERIALIZED (
+            SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS w (id, message, now)
+        ), locked AS MATERIALIZED (
+            SELECT l.task, w.message, w.now
+            FROM task_live l JOIN wanted w ON w.id = l.task
+            WHERE l.node IS NULL
+            ORDER BY l.task FOR UPDATE OF l SKIP LOCKED
+        )
+        UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
+        FROM locked k
+        WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+        RETURNING t.id"];
+
+    const TAKE: Many = &["
+        WITH wanted AS MATERIALIZED (
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::bigint[])
+                AS w (id, node, lease, message, now)
+        ), taken AS (
+            UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now, attempt = l.attempt + 1
+            FROM wanted w
+            WHERE l.task = w.id AND l.node IS NULL
+            RETURNING l.task, w.message, w.now
+        ), changed AS (
+            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
+            FROM taken k
+            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+        )
+        SELECT task AS id FROM taken"];
+
+    const CLAIMS: Many = &[concat!(
+        "SELECT ",
+        claim_columns!(),
+        " FROM unnest($1::uuid[], $2::uuid[]) AS w (id, token)
+          JOIN task_live l ON l.task = w.id AND l.token = w.token
+          LEFT JOIN tasks t ON t.id = l.task
+          LEFT JOIN task_requests r ON r.task = l.task"
+    )];
+
+    const FIND: Many = &[concat!(
+        "SELECT ",
+        task_columns!(),
+        " FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
+          JOIN tasks t ON t.context = w.context AND t.id = w.id
+          LEFT JOIN task_outcomes o ON o.task = t.id"
+    )];
+
+    const FIND_OUTCOME: Many = &[concat!(
+        "SELECT ",
+        task_columns!(),
+        ", o.outcome
+          FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
+          JOIN tasks t ON t.context = w.context AND t.id = w.id
+          LEFT JOIN task_outcomes o ON o.task = t.id"
+    )];
+
+    const LIVE: Many = &["SELECT l.task AS id FROM unnest($1::uuid[]) AS w (id) JOIN task_live l ON l.task = w.id"];
+
+    const TOKENS: Many = &["
+        SELECT k.id, k.context, k.name, k.hash, k.created, k.expires, k.revoked, c.tenant
+        FROM unnest($1::uuid[]) AS w (id)
+        JOIN access_tokens k ON k.id = w.id
+        JOIN auth_contexts c ON c.id = k.context"];
+
+    const REAP: Many = &["
+        WITH due AS MATERIALIZED (
+            SELECT o.task FROM task_outcomes o
+            WHERE o.expires <= ($1::bigint[])[1]
+            ORDER BY o.expires, o.task LIMIT ($2::bigint[])[1]
+            FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM tasks t USING due d WHERE t.id = d.task AND t.status NOT IN (0, 1) RETURNING t.id
+        ), asked AS (
+            DELETE FROM task_requests r USING gone g WHERE r.task = g.id
+        ), ended AS (
+            DELETE FROM task_outcomes o USING gone g WHERE o.task = g.id
+        )
+        SELECT id FROM gone"];
+
+    const REAP_SESSIONS: Many = &["
+        WITH due AS MATERIALIZED (
+            SELECT id FROM sessions WHERE last_used < ($1::bigint[])[1]
+            ORDER BY last_used, id LIMIT ($2::bigint[])[1]
+            FOR UPDATE SKIP LOCKED
+        )
+        DELETE FROM sessions s USING due d WHERE s.id = d.id RETURNING s.id"];
+
+    async fn fetch(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<Vec<PgRow>, sqlx::Error> {
+        sqlx::query_with(sql, bind::<PgArguments>(args)?).fetch_all(connection).await
+    }
+
+    async fn execute(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<u64, sqlx::Error> {
+        Ok(sqlx::query_with(sql, bind::<PgArguments>(args)?).execute(connection).await?.rows_affected())
+    }
+
+    fn many(
+        connection: &mut PgConnection,
+        statement: Many,
+        rows: Vec<Args>,
+    ) -> impl Future<Output = Result<Vec<PgRow>, sqlx::Error>> + Send {
+        let arrays = arrays(rows);
+        async move {
+            let Some((sql, arrays)) = statement.first().zip(arrays.transpose()?) else { return Ok(Vec::new()) };
+            sqlx::query_with(*sql, arrays).fetch(connection).try_collect().await
+        }
+    }
+}
+
+/// The rows as one array a column; `None` for no rows. Each column has one variant of [`Arg`] in all rows.
+fn arrays(rows: Vec<Args>) -> Option<Result<PgArguments, sqlx::Error>> {
+    let count = rows.len();
+    let mut columns: Vec<Column> = Vec::new();
+    for row in rows {
+        if columns.is_empty() {
+            columns = row.iter().map(|arg| Column::like(arg, count)).collect();
+        }
+        for (column, arg) in columns.iter_mut().zip(row) {
+            column.push(arg);
+        }
+    }
+    if count == 0 {
+        return None;
+    }
+    let mut arguments = PgArguments::default();
+    for column in columns {
+        let added = match column {
+            Column::Int(values) => arguments.add(values),
+            Column::Text(values) => arguments.add(values.iter().map(Option::as_deref).collect::<Vec<_>>()),
+            Column::Uuid(values) => arguments.add(values),
+            Column::Bytes(values) => arguments.add(values),
+        };
+        if let Err(error) = added {
+            return Some(Err(sqlx::Error::Encode(error)));
+        }
+    }
+    Some(Ok(arguments))
+}
+
+enum Column {
+    Int(Vec<Option<i64>>),
+    Text(Vec<Option<std::sync::Arc<str>>>),
+    Uuid(Vec<Option<uuid::Uuid>>),
+    Bytes(Vec<Option<Vec<u8>>>),
+}
+
+impl Column {
+    fn like(arg: &Arg, count: usize) -> Self {
+        match arg {
+            Arg::Int(_) => Self::Int(Vec::with_capacity(count)),
+            Arg::Text(_) => Self::Text(Vec::with_capacity(count)),
+            Arg::Uuid(_) => Self::Uuid(Vec::with_capacity(count)),
+            Arg::Bytes(_) => Self::Bytes(Vec::with_capacity(count)),
+        }
+    }
+
+    fn push(&mut self, arg: Arg) {
+        match (self, arg) {
+            (Self::Int(values), Arg::Int(value)) => values.push(value),
+            (Self::Text(values), Arg::Text(value)) => values.push(value),
+            (Self::Uuid(values), Arg::Uuid(value)) => values.push(value),
+            (Self::Bytes(values), Arg::Bytes(value)) => values.push(value),
+            (_, _) => unreachable!("the rows of a batch are made by one function"),
+        }
+    }
+}

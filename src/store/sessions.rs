@@ -1,0 +1,52 @@
+//! Legacy sessions.
+
+use super::Result;
+use super::dialect::Dialect;
+use super::sql::{Cells, Fault, args, statements};
+use super::sql_store::SqlStore;
+use super::tasks::clean;
+use crate::domain::clock::Timestamp;
+use crate::domain::ids::{ContextId, SessionId};
+use crate::domain::session::Session;
+
+statements! {
+    ADD = "
+        INSERT INTO sessions (id, context, revision, capabilities, created, last_used) VALUES ($1, $2, $3, $4, $5, $6)";
+    FIND = "
+        SELECT id, context, revision, capabilities, created, last_used FROM sessions WHERE context = $1 AND id = $2";
+    /// Never back: another node may have written a later use.
+    TOUCH = "UPDATE sessions SET last_used = $3 WHERE context = $1 AND id = $2 AND last_used < $3";
+    DELETE = "DELETE FROM sessions WHERE context = $1 AND id = $2";
+}
+
+impl<D: Dialect> SqlStore<D> {
+    pub(super) async fn insert_session(&self, session: Session) -> Result<()> {
+        let Session { id, context, revision, capabilities, created, last_used } = session;
+        let args = args![id, context, clean(&revision), &capabilities, created, last_used];
+        self.write("store.add_session", ADD, args).await.map(|_| ())
+    }
+
+    pub(super) async fn find_session(&self, context: ContextId, id: SessionId) -> Result<Option<Session>> {
+        let rows = self.read("store.session", FIND, args![context, id]).await?;
+        Ok(rows.first().map(read).transpose()?)
+    }
+
+    pub(super) async fn use_session(&self, context: ContextId, id: SessionId, now: Timestamp) -> Result<()> {
+        self.write("store.touch_session", TOUCH, args![context, id, now]).await.map(|_| ())
+    }
+
+    pub(super) async fn delete_session(&self, context: ContextId, id: SessionId) -> Result<bool> {
+        Ok(self.write("store.end_session", DELETE, args![context, id]).await? > 0)
+    }
+}
+
+fn read<R: Cells>(row: &R) -> std::result::Result<Session, Fault> {
+    Ok(Session {
+        id: SessionId::from_uuid(row.uuid("id")?),
+        context: ContextId::from_uuid(row.uuid("context")?),
+        revision: row.text("revision")?,
+        capabilities: row.json("capabilities")?,
+        created: row.time("created")?,
+        last_used: row.time("last_used")?,
+    })
+}

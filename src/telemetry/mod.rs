@@ -1,0 +1,3 @@
+//! What the process tells about itself.
+
+pub mod logs;

@@ -1,0 +1,55 @@
+//! Legacy sessions.
+
+use taskhold::domain::ids::{ContextId, SessionId};
+use taskhold::domain::json::RawJson;
+use taskhold::domain::session::Session;
+
+use super::{at, caller, contract};
+use crate::support::database::TestDatabase;
+
+contract! {
+    sessions_are_kept_used_and_ended,
+    idle_sessions_are_reaped,
+}
+
+pub fn new_session(context: ContextId, seconds: u64) -> Session {
+    Session {
+        id: SessionId::new(),
+        context,
+        revision: "2025-11-25".to_owned(),
+        capabilities: RawJson::trusted(r#"{"tasks":{},"x":1.0}"#),
+        created: at(seconds),
+        last_used: at(seconds),
+    }
+}
+
+// req: HTTP-07
+async fn sessions_are_kept_used_and_ended(mut db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let session = new_session(context, 5);
+    scoped.add_session(session.clone()).await.unwrap();
+    db.reopen().await;
+    let (_, scoped) = caller(&db.store, "a").await;
+    assert_eq!(scoped.session(session.id).await.unwrap(), Some(session.clone()));
+    scoped.touch_session(session.id, at(9)).await.unwrap();
+    assert_eq!(scoped.session(session.id).await.unwrap().unwrap().last_used, at(9));
+    scoped.touch_session(session.id, at(7)).await.unwrap();
+    assert_eq!(scoped.session(session.id).await.unwrap().unwrap().last_used, at(9), "never back");
+    assert!(scoped.end_session(session.id).await.unwrap());
+    assert!(!scoped.end_session(session.id).await.unwrap());
+    assert_eq!(scoped.session(session.id).await.unwrap(), None);
+}
+
+async fn idle_sessions_are_reaped(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let sessions: Vec<_> = (1..=5).map(|seconds| new_session(context, seconds)).collect();
+    for session in &sessions {
+        scoped.add_session(session.clone()).await.unwrap();
+    }
+    let system = db.store.system();
+    assert_eq!(system.reap_sessions(at(1), 10).await.unwrap(), 0, "only those before");
+    assert_eq!(system.reap_sessions(at(4), 2).await.unwrap(), 2);
+    assert_eq!(system.reap_sessions(at(4), 2).await.unwrap(), 1);
+    assert_eq!(scoped.session(sessions[2].id).await.unwrap(), None);
+    assert!(scoped.session(sessions[3].id).await.unwrap().is_some());
+}

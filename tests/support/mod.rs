@@ -1,0 +1,32 @@
+//! What several topics of tests use.
+
+pub mod client;
+pub mod database;
+pub mod script;
+pub mod server;
+
+/// Runs each case on each database.
+macro_rules! contract {
+    ($($case:ident),* $(,)?) => {
+        mod on_sqlite {
+            use crate::support::database::{Backend, TestDatabase};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(TestDatabase::new(Backend::Sqlite).await).await;
+                }
+            )*
+        }
+
+        mod on_postgres {
+            use crate::support::database::{Backend, TestDatabase};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(TestDatabase::new(Backend::Postgres).await).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use contract;

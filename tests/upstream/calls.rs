@@ -1,0 +1,262 @@
+//! Calls and what becomes of them.
+
+use std::time::{Duration, Instant};
+
+use taskhold::domain::ids::ContextId;
+use taskhold::domain::outcome::Outcome;
+use taskhold::executor::upstream::UpstreamConfig;
+use taskhold::executor::{Attempt, Event};
+
+use super::harness::{BINARY, World, error, script, settings, test_tools, text, until, within};
+
+/// Answers `initialize` and `tools/list` as an upstream with one tool `t`, then runs `rest` for each call, whose id is
+/// in `$id`. Reads one message a line with `sed`.
+fn server(rest: &str) -> String {
+    format!(
+        r#"
+while IFS= read -r line; do
+  id=$(printf '%s\n' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case "$line" in
+    *'"initialize"'*) echo '{{"jsonrpc":"2.0","id":'$id',"result":{{"protocolVersion":"2025-11-25","capabilities":{{"tools":{{}}}},"serverInfo":{{"name":"s","version":"1"}}}}}}' ;;
+    *'"tools/list"'*) echo '{{"jsonrpc":"2.0","id":'$id',"result":{{"tools":[{{"name":"t","inputSchema":{{"type":"object"}}}}]}}}}' ;;
+    *'"tools/call"'*) {rest} ;;
+  esac
+done
+"#
+    )
+}
+
+#[tokio::test]
+async fn a_call_is_answered_and_the_tool_sees_its_arguments_verbatim() {
+    let world = World::new(vec![test_tools("demo")]).await;
+    let hostile =
+        r#"{"z":1e400,"a":1.0,"big":18446744073709551615,"nul":"\u0000","half":"\ud800","u":"ü\u00fc","":[[]]}"#;
+    let attempt = world.answer(ContextId::new(), "echo", hostile).await;
+    let Attempt::Answered(Outcome::Result { json, is_error: false }) = &attempt else { panic!("{attempt:?}") };
+    assert!(json.as_str().contains(&format!(r#""structuredContent":{hostile},"#)), "{}", json.as_str());
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn tool_errors_and_rpc_errors_are_outcomes_as_they_came() {
+    let world = World::new(vec![test_tools("demo")]).await;
+    let context = ContextId::new();
+    let failed = world.answer(context, "fail_tool", r#"{"message":"no such city"}"#).await;
+    assert!(matches!(&failed, Attempt::Answered(Outcome::Result { is_error: true, .. })));
+    assert_eq!(text(&failed), "no such city");
+    let refused = error(&world.answer(context, "fail_rpc", r#"{"code":-32011}"#).await);
+    assert_eq!((&refused["code"], &refused["data"]["tool"]), (&(-32011).into(), &"fail_rpc".into()));
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-12
+#[tokio::test]
+async fn progress_comes_back_to_the_call_that_made_it() {
+    let world = World::new(vec![test_tools("demo")]).await;
+    let context = ContextId::new();
+    let mut calls: Vec<_> = (1..=3).map(|n| world.call(context, "prog", &format!(r#"{{"n":{n}}}"#))).collect();
+    for (call, n) in calls.iter_mut().zip(1_u32..) {
+        for step in 1..=n {
+            let expected = Event::Progress {
+                progress: f64::from(step),
+                total: Some(f64::from(n)),
+                message: Some(format!("step {step} of {n}")),
+            };
+            assert_eq!(within("progress", call.events.recv()).await, Some(expected));
+        }
+    }
+    for call in calls {
+        text(&call.end().await);
+    }
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_call_is_seen_by_its_upstream_and_no_other() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = file.path().display();
+    let demo = format!("tee {log} | {BINARY} demo-server --test-tools");
+    let world = World::new(vec![UpstreamConfig { shared: true, ..script("demo", &demo) }]).await;
+    let context = ContextId::new();
+    let other = world.call(context, "sleep", r#"{"ms":1500}"#);
+    let cancelled = world.call(context, "sleep", r#"{"ms":60000}"#);
+    let seen = |what: &str| std::fs::read_to_string(file.path()).unwrap().contains(what);
+    until("the call to arrive", || seen("60000") && seen("1500")).await;
+    let sent = std::fs::read_to_string(file.path()).unwrap();
+    let call = sent.lines().find(|line| line.contains("60000")).unwrap();
+    let id = serde_json::from_str::<serde_json::Value>(call).unwrap()["id"].clone();
+    let started = Instant::now();
+    cancelled.stop.cancel();
+    assert_eq!(cancelled.end().await, Attempt::Stopped);
+    until("the cancellation to arrive", || seen("notifications/cancelled")).await;
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert!(seen(&format!(r#""requestId":{id}"#)));
+    assert_eq!(text(&other.end().await), "slept 1500 ms");
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn the_late_answer_of_a_cancelled_call_is_ignored() {
+    let world = World::new(vec![test_tools("demo")]).await;
+    let context = ContextId::new();
+    let mut deaf = world.call(context, "deaf", r#"{"ms":300}"#);
+    // Answered after the deaf call was written, so both are on the wire.
+    assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":1}"#).await), "slept 1 ms");
+    deaf.stop.cancel();
+    assert_eq!(within("the events to end", deaf.events.recv()).await, None);
+    assert_eq!(deaf.end().await, Attempt::Stopped);
+    assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":600}"#).await), "slept 600 ms");
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-02
+#[tokio::test]
+async fn a_crash_loses_the_running_calls_and_the_next_call_works() {
+    let world = World::new(vec![test_tools("demo"), UpstreamConfig { prefix: true, ..test_tools("other") }]).await;
+    let context = ContextId::new();
+    assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":1}"#).await), "slept 1 ms");
+    let neighbour = world.call(context, "other__sleep", r#"{"ms":1000}"#);
+    let lost = world.call(context, "sleep", r#"{"ms":60000}"#);
+    let Attempt::Lost { detail } = world.answer(context, "crash", "{}").await else { panic!("a crash loses the call") };
+    assert!(detail.contains("exit code 3"), "{detail}");
+    assert!(matches!(lost.end().await, Attempt::Lost { .. }));
+    assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":2}"#).await), "slept 2 ms");
+    assert_eq!(text(&neighbour.end().await), "slept 1000 ms");
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-12
+#[tokio::test]
+async fn two_contexts_have_two_processes() {
+    let world = World::new(vec![test_tools("demo")]).await;
+    let (ours, theirs) = (ContextId::new(), ContextId::new());
+    let running = world.call(theirs, "sleep", r#"{"ms":1500}"#);
+    assert!(matches!(world.answer(ours, "crash", "{}").await, Attempt::Lost { .. }));
+    assert_eq!(text(&running.end().await), "slept 1500 ms");
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn a_shared_upstream_has_one_process() {
+    let world = World::new(vec![UpstreamConfig { shared: true, ..test_tools("demo") }]).await;
+    let (ours, theirs) = (ContextId::new(), ContextId::new());
+    assert_eq!(text(&world.answer(theirs, "sleep", r#"{"ms":1}"#).await), "slept 1 ms");
+    let running = world.call(theirs, "sleep", r#"{"ms":60000}"#);
+    assert!(matches!(world.answer(ours, "crash", "{}").await, Attempt::Lost { .. }));
+    assert!(matches!(running.end().await, Attempt::Lost { .. }));
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn noise_and_bad_lines_hurt_nobody() {
+    let noise = r#"
+        echo; echo 'debug: hello'; printf '\377\376 bytes\n'; echo '[1,2]'; echo '{"jsonrpc":"2.0","id":999,"result":{}}'
+        echo '{"jsonrpc":"2.0","id":"x","result":{}}'; echo '{"jsonrpc":"2.0","method":"notifications/progress","params":7}'
+        echo '{"jsonrpc":"2.0","id":5000,"method":"sampling/createMessage","params":{}}'
+        head -c 70000 /dev/zero | tr '\0' 'x'; echo
+        echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
+    let mut small = settings();
+    small.result_limit = 1000; // one of the lines is too long by that
+    let world = World::with(small, vec![script("noisy", &server(noise))]).await;
+    let context = ContextId::new();
+    for _ in 0..3 {
+        assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
+    }
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn a_bad_answer_ends_the_call_it_answers_and_no_other() {
+    let bad = r#"
+        case "$line" in
+          *'"null"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":null}' ;;
+          *'"twice"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{},"error":{"code":1,"message":"m"}}' ;;
+          *'"broken"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"a":' ;;
+          *) echo '{"jsonrpc":"2.0","id":'$id',"result":{"task":{"taskId":"x"},"content":[{"type":"text","text":"fine"}]}}' ;;
+        esac"#;
+    let world = World::new(vec![script("bad", &server(bad))]).await;
+    let context = ContextId::new();
+    for kind in ["null", "twice", "broken"] {
+        let error = error(&world.answer(context, "t", &format!(r#"{{"kind":"{kind}"}}"#)).await);
+        assert_eq!(error["data"]["reason"], "upstream_protocol", "{kind}: {error}");
+        assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
+    }
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-05, EXEC-14
+#[tokio::test]
+async fn a_result_over_the_limit_ends_its_call_with_both_sizes() {
+    let mut small = settings();
+    small.result_limit = 100_000;
+    let world = World::with(small, vec![test_tools("demo")]).await;
+    let context = ContextId::new();
+    let other = world.call(context, "sleep", r#"{"ms":1000}"#);
+    let around = r#"{"content":[{"text":"","type":"text"}]}"#.len();
+    for over in [1, 50_000, 5_000_000] {
+        let bytes = 100_000 - around + over;
+        let error = error(&world.answer(context, "big", &format!(r#"{{"bytes":{bytes}}}"#)).await);
+        assert_eq!(error["data"]["reason"], "result_too_large");
+        assert_eq!(
+            (error["data"]["bytes"].as_u64(), error["data"]["limit"].as_u64()),
+            (Some(100_000 + over as u64), Some(100_000))
+        );
+    }
+    let fits = world.answer(context, "big", &format!(r#"{{"bytes":{}}}"#, 100_000 - around)).await;
+    assert_eq!(text(&fits).len(), 100_000 - around);
+    assert_eq!(text(&other.end().await), "slept 1000 ms");
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn at_most_max_links_run_and_others_wait_their_turn() {
+    let world = World::new(vec![UpstreamConfig { max_links: 1, ..test_tools("demo") }]).await;
+    let (ours, theirs, third) = (ContextId::new(), ContextId::new(), ContextId::new());
+    let first = world.call(ours, "sleep", r#"{"ms":500}"#);
+    let second = world.call(theirs, "sleep", r#"{"ms":1}"#);
+    let gives_up = world.call(third, "sleep", r#"{"ms":1}"#);
+    gives_up.stop.cancel();
+    assert_eq!(gives_up.end().await, Attempt::Stopped);
+    assert_eq!(text(&first.end().await), "slept 500 ms");
+    assert_eq!(text(&second.end().await), "slept 1 ms");
+    assert_eq!(text(&world.answer(ours, "sleep", r#"{"ms":2}"#).await), "slept 2 ms");
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn an_upstream_gets_the_opening_in_order_and_its_requests_answered() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let asks = r#"
+        echo '{"jsonrpc":"2.0","id":"p","method":"ping"}'; IFS= read -r pong
+        echo '{"jsonrpc":"2.0","id":-4,"method":"roots/list"}'; IFS= read -r roots
+        echo "$pong" >> "$LOG"; echo "$roots" >> "$LOG"
+        echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"asked"}]}}'"#;
+    let log = ("LOG".to_owned(), file.path().display().to_string());
+    let logged = server(asks).replacen("id=$(", "printf '%s\\n' \"$line\" >> \"$LOG\"\n  id=$(", 1);
+    let world = World::new(vec![UpstreamConfig { env: vec![log], ..script("asking", &logged) }]).await;
+    std::fs::write(file.path(), "").unwrap();
+    assert_eq!(text(&world.answer(ContextId::new(), "t", "{}").await), "asked");
+    let lines = std::fs::read_to_string(file.path()).unwrap();
+    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["method"], "initialize");
+    assert_eq!(lines[0]["params"]["protocolVersion"], "2025-11-25");
+    assert_eq!(lines[0]["params"]["capabilities"], serde_json::json!({}));
+    assert_eq!(lines[1]["method"], "notifications/initialized");
+    assert_eq!(lines[2]["method"], "tools/call");
+    assert_eq!((&lines[3]["id"], &lines[3]["result"]), (&"p".into(), &serde_json::json!({})));
+    assert_eq!((&lines[4]["id"], &lines[4]["error"]["code"]), (&(-4).into(), &(-32601).into()));
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn a_version_that_is_not_spoken_ends_the_link_with_a_clear_error() {
+    let future = server("true").replace("2025-11-25", "2031-01-01");
+    let world = World::new(vec![script("future", &future)]).await;
+    let (_, status) = world.upstreams.status().remove(0);
+    let problem = status.problem.unwrap();
+    assert!(problem.contains("2031-01-01") && problem.contains("2025-11-25"), "{problem}");
+    assert!(!status.connected);
+    world.upstreams.stop().await;
+}

@@ -1,0 +1,180 @@
+//! The catalogue: what is listed, under which names, and what survives.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use taskhold::domain::clock::SystemClock;
+use taskhold::domain::ids::ContextId;
+use taskhold::domain::json::RawJson;
+use taskhold::domain::lease::RestartPolicy;
+use taskhold::domain::mode::TaskMode;
+use taskhold::executor::Catalogue;
+use taskhold::executor::upstream::{UpstreamConfig, Upstreams};
+
+use super::catalog_store::CatalogStore;
+use super::harness::{BINARY, World, script, settings, test_tools, text, until, within};
+
+/// A server that lists the tools whose names are in `$FILE`, one a line, and says when that changes.
+const LISTING: &str = r#"
+list() { sed 's/.*/{"name":"&","inputSchema":{"type":"object"}}/' "$FILE" | paste -sd, -; }
+while IFS= read -r line; do
+  id=$(printf '%s\n' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case "$line" in
+    *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
+      ( old=$(cat "$FILE"); while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; old=$new; done ) & ;;
+    *'"tools/list"'*) [ -z "$LOG" ] || echo listed >> "$LOG"; echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":['"$(list)"']}}' ;;
+  esac
+done
+"#;
+
+fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
+    UpstreamConfig { env: vec![("FILE".to_owned(), file.display().to_string())], ..script(name, LISTING) }
+}
+
+// req: EXEC-13
+#[tokio::test]
+async fn tools_are_offered_in_order_under_names_that_never_move() {
+    let command = [BINARY, "demo-server"].map(str::to_owned);
+    let demo = UpstreamConfig::new("demo", command.into());
+    let world =
+        World::new(vec![demo.clone(), test_tools("tests"), UpstreamConfig { prefix: true, ..demo.clone() }]).await;
+    let names = world.tool_names();
+    assert_eq!(names[..5], ["count_primes", "wait", "fail", "crash", "confirm_delete"]);
+    assert!(names.contains(&"tests__crash".to_owned()) && names.contains(&"echo".to_owned()), "{names:?}");
+    world.upstreams.stop().await;
+    // The other order, and the same names.
+    let configs = vec![test_tools("tests"), demo];
+    let again = Upstreams::start(configs, settings(), world.store.system(), SystemClock::new()).await;
+    let names: Vec<_> = again.tools().iter().map(|tool| tool.exposed.clone()).collect();
+    assert!(names.contains(&"tests__crash".to_owned()) && names.contains(&"crash".to_owned()), "{names:?}");
+    assert_eq!(again.tool("tests__crash").unwrap().upstream_tool, "crash");
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn definitions_hints_and_checks_come_with_the_tools() {
+    let command = [BINARY, "demo-server"].map(str::to_owned);
+    let world = World::new(vec![UpstreamConfig::new("demo", command.into())]).await;
+    let primes = world.upstreams.tool("count_primes").unwrap();
+    assert_eq!((primes.mode, primes.restart), (TaskMode::Eager, RestartPolicy::Retry));
+    assert!(primes.definition.as_str().contains(r#""outputSchema""#));
+    assert_eq!(primes.arguments.check(&RawJson::trusted(r#"{"below":10}"#)), Ok(()));
+    let why = primes.arguments.check(&RawJson::trusted(r#"{"below":"ten"}"#)).unwrap_err();
+    assert!(why.contains("/below") && why.contains("integer"), "{why}");
+    assert_eq!(world.upstreams.tool("crash").unwrap().restart, RestartPolicy::Fail);
+    assert!(world.upstreams.tool("echo").is_none());
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-15
+#[tokio::test]
+async fn dead_and_hanging_upstreams_hide_nobody() {
+    let started = Instant::now();
+    let missing = UpstreamConfig::new("missing", vec!["/no/such/program".to_owned(), "secret".to_owned()]);
+    let configs = vec![script("hanging", "exec sleep 600"), missing, test_tools("good")];
+    let (_, store) = CatalogStore::new();
+    let upstreams = Upstreams::start(configs, settings(), store.system(), SystemClock::new()).await;
+    let mut changes = upstreams.changes();
+    if upstreams.tools().is_empty() {
+        within("the good tools", changes.changed()).await.unwrap();
+    }
+    assert!(upstreams.tool("echo").is_some());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    let problem = || upstreams.status().into_iter().find(|(name, _)| name == "missing").unwrap().1;
+    until("the failure to be noted", || problem().problem.is_some()).await;
+    let status = problem();
+    assert!(status.stderr.iter().any(|line| line.contains("/no/such/program")), "{status:?}");
+    upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn the_list_follows_the_upstream() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "one\ntwo\n").unwrap();
+    let world = World::new(vec![listing("u", file.path())]).await;
+    assert_eq!(world.tool_names(), ["one", "two"]);
+    std::fs::write(file.path(), "two\nthree\n").unwrap();
+    until("the new list", || world.tool_names() == ["two", "three"]).await;
+    std::fs::write(file.path(), "").unwrap();
+    until("the empty list", || world.tool_names().is_empty()).await;
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn an_empty_list_after_a_start_replaces_no_good_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "one\n").unwrap();
+    let world = World::new(vec![listing("u", file.path())]).await;
+    world.upstreams.stop().await;
+    std::fs::write(file.path(), "").unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut config = listing("u", file.path());
+    config.env.push(("LOG".to_owned(), log.path().display().to_string()));
+    let again = Upstreams::start(vec![config], settings(), world.store.system(), SystemClock::new()).await;
+    assert!(again.tool("one").is_some(), "known before its server is up");
+    let names = || again.tools().iter().map(|tool| tool.exposed.clone()).collect::<Vec<_>>();
+    // Asked again, so the first empty list has been taken in.
+    let asked = || std::fs::read_to_string(log.path()).unwrap().lines().count();
+    until("a second look at the list", || asked() >= 2).await;
+    assert_eq!(names(), ["one"]);
+    std::fs::write(file.path(), "two\n").unwrap();
+    let mut seen = vec![names()];
+    until("the warm list", || {
+        seen.push(names());
+        names() == ["two"]
+    })
+    .await;
+    assert!(seen.iter().all(|names| !names.is_empty()), "{seen:?}");
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_delays_new_tools_only() {
+    let (catalog, store) = CatalogStore::new();
+    catalog.is_down.store(true, Ordering::SeqCst);
+    let upstreams = Upstreams::start(vec![test_tools("demo")], settings(), store.system(), SystemClock::new()).await;
+    until("the upstream to be connected", || upstreams.status()[0].1.connected).await;
+    catalog.is_down.store(false, Ordering::SeqCst);
+    within("the upstreams to settle", upstreams.settled()).await;
+    assert!(upstreams.tool("echo").is_some());
+    assert_eq!(catalog.items().len(), 10);
+    upstreams.stop().await;
+}
+
+// req: EXEC-13
+#[tokio::test]
+async fn unsafe_names_are_offered_safely_and_map_back() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let long = "n".repeat(120);
+    std::fs::write(file.path(), format!("files.read/all\n{long}\n9lives\n")).unwrap();
+    let world = World::new(vec![listing("u", file.path())]).await;
+    let tools = world.upstreams.tools();
+    let safe = |name: &str| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
+    assert!(tools.iter().all(|tool| safe(&tool.exposed)), "{:?}", world.tool_names());
+    let back: Vec<_> = tools.iter().map(|tool| tool.upstream_tool.as_str()).collect();
+    assert_eq!(back, ["files.read/all", &long, "9lives"]);
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn fixtures_are_served_in_their_order() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let fixtures = r#"{"tools":[
+        {"name":"greet","description":"d","inputSchema":{"type":"object","required":["name"]},"task":"forbidden",
+         "steps":[{"sleepMs":1},{"progress":[1,2]},{"result":{"content":[{"type":"text","text":"Hello, {name}!"}]}}]},
+        {"name":"broken","description":"d","inputSchema":{"type":"object"},"task":"required",
+         "steps":[{"protocolError":{"code":-32603,"message":"on purpose"}}]},
+        {"name":"asking","description":"d","inputSchema":{"type":"object"},"task":"optional",
+         "steps":[{"input":{"k":{"method":"elicitation/create","params":{}}}},{"result":{}}]}]}"#;
+    std::fs::write(file.path(), fixtures).unwrap();
+    let command = [BINARY, "demo-server", "--fixtures", &file.path().display().to_string()].map(str::to_owned);
+    let world = World::new(vec![UpstreamConfig::new("fixtures", command.into())]).await;
+    assert_eq!(world.tool_names(), ["greet", "broken", "asking"]);
+    let modes: Vec<_> = world.upstreams.tools().iter().map(|tool| tool.mode).collect();
+    assert_eq!(modes, [TaskMode::Never, TaskMode::Always, TaskMode::Eager]);
+    let context = ContextId::new();
+    assert_eq!(text(&world.answer(context, "greet", r#"{"name":"Ann"}"#).await), "Hello, Ann!");
+    assert_eq!(super::harness::error(&world.answer(context, "broken", "{}").await)["message"], "on purpose");
+    assert!(text(&world.answer(context, "asking", "{}").await).contains("elicitation"));
+    world.upstreams.stop().await;
+}
