@@ -21,7 +21,7 @@ pub const MOST_BYTES: usize = 1 << 20;
 /// Callers beyond this many waiting ones are refused at once.
 const QUEUE: usize = 16_384;
 /// How long a batch that met a broken link tries again.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Something that waits to be done together with others of its kind.
 pub trait Gathered: Send + 'static {
@@ -164,7 +164,8 @@ async fn settle_round<D: Dialect, K: Kind>(own: &Own<D>, round: Vec<Job<K>>) {
             let _ = reply.send(result);
         }
     };
-    let mut parts = Vec::from([0..items.len()]);
+    let whole = 0..items.len();
+    let mut parts = vec![whole];
     while let Some(part) = parts.pop() {
         match attempt(own, &items[part.clone()]).await {
             Ok(answers) if answers.len() == part.len() => {

@@ -30,9 +30,6 @@ statements! {
         )";
 }
 
-/// How often a merge that lost against another node's is tried.
-const TRIES: u32 = 5;
-
 impl<D: Dialect> SqlStore<D> {
     pub(super) async fn whole_catalog(&self) -> Result<Vec<CatalogItem>> {
         let rows = self.read("store.catalog", ALL, Vec::new()).await?;
@@ -42,16 +39,10 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn merge_catalog(&self, mut items: Vec<CatalogItem>) -> Result<Vec<CatalogItem>> {
         // All nodes in one order, so that none waits for another in a circle.
         items.sort_by(|a, b| (&a.upstream, &a.kind, &a.name).cmp(&(&b.upstream, &b.kind, &b.name)));
-        let link = Arc::clone(&self.link);
-        self.apart("store.put_catalog", async move {
-            let mut tries = 1;
-            loop {
-                let result = async { merge(&mut link.writer().await?, &items).await }.await;
-                match result {
-                    Err(Fault::Conflict(_)) if tries < TRIES => tries += 1,
-                    other => return other,
-                }
-            }
+        let items = Arc::new(items);
+        self.again("store.put_catalog", move |link| {
+            let items = Arc::clone(&items);
+            async move { merge(&mut link.writer().await?, &items).await }
         })
         .await?;
         self.whole_catalog().await

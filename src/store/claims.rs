@@ -57,12 +57,11 @@ impl<D: Dialect> SqlStore<D> {
         if tokens.is_empty() {
             return Ok(Vec::new());
         }
-        let link = Arc::clone(&self.link);
-        let message = clean(message);
+        let (message, tokens) = (clean(message), Arc::new(tokens));
         let rows = self
-            .apart("store.claim", async move {
-                let mut session = link.writer().await?;
-                take(&mut session, node, &tokens, &message, now).await
+            .again("store.claim", move |link| {
+                let (message, tokens) = (message.clone(), Arc::clone(&tokens));
+                async move { take(&mut link.writer().await?, node, &tokens, &message, now).await }
             })
             .await?;
         let mut claims = self.readable(&rows, now).await;
@@ -82,11 +81,7 @@ impl<D: Dialect> SqlStore<D> {
         messages.sort_by_key(|(id, _)| *id);
         messages.dedup_by_key(|(id, _)| *id);
         let rows: Vec<Args> = messages.into_iter().map(|(id, message)| args![id, clean(&message), now]).collect();
-        let link = Arc::clone(&self.link);
-        self.apart("store.note_waiting", async move {
-            link.writer().await?.write_many(D::NOTE_WAITING, rows).await.map(|_| ())
-        })
-        .await
+        self.write_many("store.note_waiting", D::NOTE_WAITING, rows).await.map(|_| ())
     }
 
     pub(super) async fn ended_of(&self, wanted: &[TaskId]) -> Result<Vec<TaskId>> {
@@ -94,10 +89,7 @@ impl<D: Dialect> SqlStore<D> {
             return Ok(Vec::new());
         }
         let rows: Vec<Args> = wanted.iter().map(|&id| args![id]).collect();
-        let link = Arc::clone(&self.link);
-        let live = self
-            .apart("store.ended", async move { ids(&link.reader().await?.read_many(D::LIVE, rows).await?) })
-            .await?;
+        let live = ids(&self.read_many("store.ended", D::LIVE, rows).await?)?;
         Ok(wanted.iter().copied().filter(|id| !live.contains(&id.as_uuid())).collect())
     }
 
@@ -114,12 +106,7 @@ impl<D: Dialect> SqlStore<D> {
     }
 
     pub(super) async fn one_claim(&self, task: TaskId, token: LeaseToken) -> Result<Option<Claim>> {
-        let link = Arc::clone(&self.link);
-        let rows = self
-            .apart("store.claim_of", async move {
-                link.reader().await?.read_many(D::CLAIMS, vec![args![task, token]]).await
-            })
-            .await?;
+        let rows = self.read_many("store.claim_of", D::CLAIMS, vec![args![task, token]]).await?;
         Ok(rows.first().map(read_claim).transpose()?)
     }
 
@@ -170,7 +157,9 @@ impl<D: Dialect> SqlStore<D> {
     }
 }
 
-/// One transaction: the small table of live rows says which, then each is taken with a token of its own.
+/// One transaction: the small table of live rows says which, then each is taken with a token of its own. Should the
+/// link break at its very end, what it took may stay with tokens that nobody knows: the node finds those among the
+/// leases that it holds, and gives them up.
 async fn take<D: Dialect>(
     session: &mut Session<D>,
     node: NodeId,

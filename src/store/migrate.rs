@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::open::OpenError;
-use super::open_postgres::{base_options, connect};
+use super::open_postgres::{base_options, check_server, connect};
 use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
 use super::options::{DatabaseOptions, Target};
 use super::sql::{Fault, statements};
@@ -90,11 +90,15 @@ pub fn own_schema() -> i64 {
 pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
     match options.target()? {
         Target::Sqlite(path) => migrate_sqlite(&path).await,
-        Target::Postgres(target) => migrate_postgres(options, &base_options(options, &target)).await,
+        Target::Postgres(target) => {
+            check_server(options, &target).await?;
+            migrate_postgres(options, &base_options(options, &target)).await
+        }
     }
 }
 
-/// The migrations that [`migrate`] would run, by number and name. Changes nothing.
+/// The migrations that [`migrate`] would run, by number and name. Changes nothing. Refuses servers that are too old, and
+/// poolers.
 ///
 /// # Errors
 /// As [`migrate`].
@@ -111,6 +115,7 @@ pub async fn check_migrations(options: &DatabaseOptions) -> Result<Vec<String>, 
             found.pending()
         }
         Target::Postgres(target) => {
+            check_server(options, &target).await?;
             let mut connection = connect(&base_options(options, &target)).await?;
             let found = Found::in_postgres(&mut connection).await?;
             let _ = connection.close().await;

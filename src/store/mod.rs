@@ -26,7 +26,6 @@ mod open_sqlite;
 mod operators;
 mod options;
 mod postgres;
-#[cfg(test)]
 mod prepared;
 mod retention;
 mod sessions;
@@ -289,7 +288,7 @@ pub trait Database: Send + Sync + 'static {
 
     // --- operators -------------------------------------------------------------------------------------------
 
-    /// Tasks of all contexts, newest first, expired ones too.
+    /// Tasks of all contexts, newest first, expired ones too; without their outcomes, which may be large.
     async fn all_tasks(&self, after: Option<Position>, limit: u32) -> Result<Vec<TaskDetails>>;
     async fn details(&self, id: TaskId) -> Result<Option<TaskDetails>>;
 

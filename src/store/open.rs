@@ -62,9 +62,6 @@ impl From<sqlx::Error> for OpenError {
 /// If it cannot be reached, is none that can be served safely, or its migrations are not ours.
 pub async fn open(options: &DatabaseOptions) -> Result<Store, OpenError> {
     let target = options.target()?;
-    if let Target::Postgres(target) = &target {
-        open_postgres::check_server(options, target).await?;
-    }
     let pending = migrate::check_migrations(options).await?;
     if !pending.is_empty() {
         return Err(OpenError::Pending(pending));

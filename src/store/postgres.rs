@@ -34,8 +34,11 @@ impl Dialect for PostgresDialect {
 
     const CLOCK: &'static str = concat!("SELECT ", clock!(), " AS now");
 
-    const REGISTER_NODE: &'static str =
-        concat!("INSERT INTO nodes (id, heartbeat, dead) VALUES ($1, ", clock!(), ", 0) RETURNING heartbeat");
+    const REGISTER_NODE: &'static str = concat!(
+        "INSERT INTO nodes (id, heartbeat, dead) VALUES ($1, ",
+        clock!(),
+        ", 0) ON CONFLICT (id) DO UPDATE SET heartbeat = excluded.heartbeat RETURNING heartbeat"
+    );
 
     const HEARTBEAT: &'static str =
         concat!("UPDATE nodes SET heartbeat = ", clock!(), " WHERE id = $1 AND dead = 0 RETURNING heartbeat");

@@ -1,67 +1,121 @@
 //! The test that prepares every constant statement on its engine. A noun's file adds its list here; the macro that
 //! makes the list leaves none of its statements out, and a test counts the files.
 
-use sqlx::{Connection as _, Executor as _, PgConnection, SqlSafeStr as _, SqliteConnection};
+#[cfg(test)]
+mod tests {
+    use sqlx::{Connection as _, Executor as _, PgConnection, SqlSafeStr as _, SqliteConnection};
 
-use super::dialect::{Dialect, statements};
-use super::postgres::PostgresDialect;
-use super::sqlite::SqliteDialect;
-use super::*;
+    use super::super::dialect::{Connection, Dialect, Row, statements};
+    use super::super::postgres::PostgresDialect;
+    use super::super::sql::{Cells as _, args};
+    use super::super::sqlite::SqliteDialect;
+    use super::super::*;
 
-const SHARED: &[(&str, &[&str])] = &[
-    ("catalog.rs", catalog::STATEMENTS),
-    ("claims.rs", claims::STATEMENTS),
-    ("contexts.rs", contexts::STATEMENTS),
-    ("keys.rs", keys::STATEMENTS),
-    ("migrate.rs", migrate::STATEMENTS),
-    ("nodes.rs", nodes::STATEMENTS),
-    ("operators.rs", operators::STATEMENTS),
-    ("retention.rs", retention::STATEMENTS),
-    ("sessions.rs", sessions::STATEMENTS),
-    ("tasks.rs", tasks::STATEMENTS),
-    ("tokens.rs", tokens::STATEMENTS),
-];
+    const SHARED: &[(&str, &[&str])] = &[
+        ("catalog.rs", catalog::STATEMENTS),
+        ("claims.rs", claims::STATEMENTS),
+        ("contexts.rs", contexts::STATEMENTS),
+        ("keys.rs", keys::STATEMENTS),
+        ("migrate.rs", migrate::STATEMENTS),
+        ("nodes.rs", nodes::STATEMENTS),
+        ("operators.rs", operators::STATEMENTS),
+        ("retention.rs", retention::STATEMENTS),
+        ("sessions.rs", sessions::STATEMENTS),
+        ("tasks.rs", tasks::STATEMENTS),
+        ("tokens.rs", tokens::STATEMENTS),
+    ];
 
-fn all<D: Dialect>() -> impl Iterator<Item = &'static str> {
-    SHARED.iter().flat_map(|(_, list)| list.iter().copied()).chain(statements::<D>())
-}
-
-#[test]
-fn every_file_with_statements_is_in_the_list() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store");
-    let mut with_statements: Vec<String> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| std::fs::read_to_string(entry.path()).unwrap().contains("\nstatements! {"))
-        .map(|entry| entry.file_name().into_string().unwrap())
-        .collect();
-    with_statements.sort();
-    assert_eq!(with_statements, SHARED.iter().map(|(file, _)| *file).collect::<Vec<_>>());
-}
-
-#[tokio::test]
-async fn every_statement_prepares_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", folder.path().join("taskhold.db").display());
-    migrate::migrate(&DatabaseOptions { url: url.as_str().into(), schema: None, max_connections: 1 }).await.unwrap();
-    let mut connection = SqliteConnection::connect(&url).await.unwrap();
-    for sql in all::<SqliteDialect>().chain(SqliteDialect::WATCH) {
-        (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+    fn all<D: Dialect>() -> impl Iterator<Item = &'static str> {
+        SHARED.iter().flat_map(|(_, list)| list.iter().copied()).chain(statements::<D>())
     }
-}
 
-#[tokio::test]
-async fn every_statement_prepares_on_postgres() {
-    #[expect(clippy::disallowed_methods, reason = "the one setting of the tests")]
-    let url = std::env::var("TASKHOLD_TEST_POSTGRES_URL")
-        .expect("TASKHOLD_TEST_POSTGRES_URL is not set: run the tests by scripts/test");
-    let schema = format!("prepared_{}", TaskId::new().as_uuid().simple());
-    let options = DatabaseOptions { url: url.as_str().into(), schema: Some(schema.clone()), max_connections: 1 };
-    migrate::migrate(&options).await.unwrap();
-    let mut connection = PgConnection::connect(&url).await.unwrap();
-    connection.execute(sqlx::AssertSqlSafe(format!("SET search_path TO {schema}"))).await.unwrap();
-    for sql in all::<PostgresDialect>() {
-        (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+    #[test]
+    fn every_file_with_statements_is_in_the_list() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store");
+        let mut with_statements: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| std::fs::read_to_string(entry.path()).unwrap().contains("\nstatements! {"))
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        with_statements.sort();
+        assert_eq!(with_statements, SHARED.iter().map(|(file, _)| *file).collect::<Vec<_>>());
     }
-    connection.execute(sqlx::AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+
+    /// The plan of the statement that lists a page.
+    async fn plan_of_a_page<D: Dialect>(connection: &mut Connection<D>, explain: &str, column: &str) -> String {
+        let list = tasks::STATEMENTS.iter().find(|sql| sql.contains("ORDER BY t.created DESC")).unwrap();
+        let explain: &'static str = format!("{explain} {list}").leak();
+        let position = args![ContextId::new(), i64::MAX, uuid::Uuid::max(), 5_i64, 50_i64];
+        let lines: Vec<Row<D>> = D::fetch(connection, explain, position).await.unwrap();
+        lines.iter().map(|line| line.text(column).unwrap()).collect::<Vec<_>>().join("\n")
+    }
+
+    // req: TASK-21
+    #[tokio::test]
+    async fn a_page_is_a_range_of_the_index_on_sqlite() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = sqlite(&folder).await;
+        let plan = plan_of_a_page::<SqliteDialect>(&mut connection, "EXPLAIN QUERY PLAN", "detail").await;
+        assert!(plan.contains("tasks_by_context (context=? AND (created,id)<(?,?))"), "{plan}");
+        assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{plan}");
+    }
+
+    // req: TASK-21
+    #[tokio::test]
+    async fn a_page_is_a_range_of_the_index_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        let rows = "INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
+            attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
+        SELECT gen_random_uuid(), gen_random_uuid(), n, n, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{}'
+        FROM generate_series(1, 20000) n; ANALYZE tasks";
+        connection.execute(sqlx::raw_sql(rows)).await.unwrap();
+        let plan = plan_of_a_page::<PostgresDialect>(&mut connection, "EXPLAIN", "QUERY PLAN").await;
+        assert!(plan.contains("tasks_by_context") && plan.contains("ROW(created, id) <"), "{plan}");
+        assert!(!plan.contains("Sort") && !plan.contains("Seq Scan on tasks"), "{plan}");
+        drop_schema(connection, &schema).await;
+    }
+
+    #[tokio::test]
+    async fn every_statement_prepares_on_sqlite() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = sqlite(&folder).await;
+        for sql in all::<SqliteDialect>().chain(SqliteDialect::WATCH) {
+            (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        }
+    }
+
+    #[tokio::test]
+    async fn every_statement_prepares_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        for sql in all::<PostgresDialect>() {
+            (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        }
+        drop_schema(connection, &schema).await;
+    }
+
+    async fn sqlite(folder: &tempfile::TempDir) -> SqliteConnection {
+        let url = format!("sqlite://{}", folder.path().join("taskhold.db").display());
+        migrate::migrate(&DatabaseOptions { url: url.as_str().into(), schema: None, max_connections: 1 })
+            .await
+            .unwrap();
+        SqliteConnection::connect(&url).await.unwrap()
+    }
+
+    /// A connection to a migrated schema of its own.
+    async fn postgres() -> (PgConnection, String) {
+        #[expect(clippy::disallowed_methods, reason = "the one setting of the tests")]
+        let url = std::env::var("TASKHOLD_TEST_POSTGRES_URL")
+            .expect("TASKHOLD_TEST_POSTGRES_URL is not set: run the tests by scripts/test");
+        let schema = format!("prepared_{}", TaskId::new().as_uuid().simple());
+        let options = DatabaseOptions { url: url.as_str().into(), schema: Some(schema.clone()), max_connections: 1 };
+        migrate::migrate(&options).await.unwrap();
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        connection.execute(sqlx::AssertSqlSafe(format!("SET search_path TO {schema}"))).await.unwrap();
+        (connection, schema)
+    }
+
+    async fn drop_schema(mut connection: PgConnection, schema: &str) {
+        connection.execute(sqlx::AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+    }
 }

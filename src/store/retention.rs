@@ -1,7 +1,5 @@
 //! What goes, and when: overdue tasks and expired rows.
 
-use std::sync::Arc;
-
 use super::dialect::{Dialect, Many};
 use super::sql::{Cells, Fault, args, statements, task_columns};
 use super::sql_store::SqlStore;
@@ -31,12 +29,7 @@ impl<D: Dialect> SqlStore<D> {
         time: Timestamp,
         limit: u32,
     ) -> Result<u64> {
-        let link = Arc::clone(&self.link);
-        self.apart(name, async move {
-            let gone = link.writer().await?.write_many(statement, vec![args![time, limit]]).await?;
-            Ok(gone.len() as u64)
-        })
-        .await
+        Ok(self.write_many(name, statement, vec![args![time, limit]]).await?.len() as u64)
     }
 }
 

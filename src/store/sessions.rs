@@ -10,8 +10,10 @@ use crate::domain::ids::{ContextId, SessionId};
 use crate::domain::session::Session;
 
 statements! {
+    /// Done twice, it is done once: ids are nobody else's.
     ADD = "
-        INSERT INTO sessions (id, context, revision, capabilities, created, last_used) VALUES ($1, $2, $3, $4, $5, $6)";
+        INSERT INTO sessions (id, context, revision, capabilities, created, last_used) VALUES ($1, $2, $3, $4, $5, $6)
+        ON CONFLICT DO NOTHING";
     FIND = "
         SELECT id, context, revision, capabilities, created, last_used FROM sessions WHERE context = $1 AND id = $2";
     /// Never back: another node may have written a later use.

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{Mutex, oneshot};
+use tokio::time::Instant;
 
 use super::batch::{Gathered, Gatherer, Job, Lane, settle};
 use super::claims::{Note, Release};
-use super::dialect::{Dialect, Row};
-use super::link::{Link, Own, Session};
+use super::dialect::{Dialect, Many, Row};
+use super::link::{Link, Own};
 use super::sql::{Args, Cells, Fault};
 use super::tasks::{Create, EndTask, Look, look_up};
 use super::{
@@ -31,10 +32,10 @@ use crate::lifecycle;
 
 /// The largest batch, in rows.
 const MOST_ROWS: usize = 256;
-/// How often a read whose connection turned out to be dead is tried, each time on another one.
-const READ_TRIES: u32 = 3;
-/// How often a write outside the batches that lost a conflict is tried.
-const CONFLICT_TRIES: u32 = 5;
+/// How long and how often an operation outside the batches is tried. After a restart of the database each pooled
+/// connection turns out to be dead once.
+const PATIENCE: Duration = Duration::from_secs(2);
+const MOST_TRIES: u32 = 32;
 
 /// A database of tasks.
 pub struct SqlStore<D: Dialect> {
@@ -42,7 +43,7 @@ pub struct SqlStore<D: Dialect> {
     heart: Arc<Own<D>>,
     readers: Vec<Arc<Own<D>>>,
     writers: Vec<Arc<Own<D>>>,
-    watch: Option<Watch<D>>,
+    watch: Option<Arc<Watch<D>>>,
     pub(super) writes: Gatherer<Write>,
     pub(super) looks: Gatherer<Look>,
 }
@@ -93,7 +94,7 @@ impl<D: Dialect> SqlStore<D> {
             heart,
             readers,
             writers,
-            watch: watch.map(|own| Watch { own, last: Mutex::new(None) }),
+            watch: watch.map(|own| Arc::new(Watch { own, last: Mutex::new(None) })),
             writes: Gatherer::start("store.writes", MOST_ROWS, write_lanes),
             looks: Gatherer::start("store.looks", MOST_ROWS, look_lanes),
         }
@@ -118,18 +119,55 @@ impl<D: Dialect> SqlStore<D> {
         Ok(lifecycle::spawn(name, work).await.map_err(|_| interrupted())??)
     }
 
-    /// One reading statement.
-    pub(super) async fn read(&self, name: &'static str, sql: &'static str, args: Args) -> Result<Vec<Row<D>>> {
+    /// The same for work that may be done twice without harm: after a broken link or a lost conflict it is tried again.
+    pub(super) async fn again<T, F>(
+        &self,
+        name: &'static str,
+        work: impl Fn(Arc<Link<D>>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, Fault>> + Send,
+    {
         let link = Arc::clone(&self.link);
         self.apart(name, async move {
+            let deadline = Instant::now() + PATIENCE;
             let mut tries = 1;
             loop {
-                let result = async { link.reader().await?.fetch(sql, args.clone()).await }.await;
-                match result {
-                    Err(Fault::Link(_)) if tries < READ_TRIES => tries += 1,
+                match work(Arc::clone(&link)).await {
+                    Err(Fault::Link(_) | Fault::Conflict(_)) if tries < MOST_TRIES && Instant::now() < deadline => {
+                        tries += 1;
+                    }
                     other => return other,
                 }
             }
+        })
+        .await
+    }
+
+    /// One reading statement.
+    pub(super) async fn read(&self, name: &'static str, sql: &'static str, args: Args) -> Result<Vec<Row<D>>> {
+        self.again(name, move |link| {
+            let args = args.clone();
+            async move { link.reader().await?.fetch(sql, args).await }
+        })
+        .await
+    }
+
+    /// Reads for many rows.
+    pub(super) async fn read_many(&self, name: &'static str, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>> {
+        self.again(name, move |link| {
+            let rows = rows.clone();
+            async move { link.reader().await?.read_many(statement, rows).await }
+        })
+        .await
+    }
+
+    /// Writes many rows, all or none; answers the rows that the statement returns.
+    pub(super) async fn write_many(&self, name: &'static str, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>> {
+        self.again(name, move |link| {
+            let rows = rows.clone();
+            async move { link.writer().await?.write_many(statement, rows).await }
         })
         .await
     }
@@ -141,32 +179,18 @@ impl<D: Dialect> SqlStore<D> {
         sql: &'static str,
         args: Args,
     ) -> Result<Vec<Row<D>>> {
-        let link = Arc::clone(&self.link);
-        self.apart(name, async move {
-            let mut tries = 1;
-            loop {
-                let result = async { link.writer().await?.fetch(sql, args.clone()).await }.await;
-                match result {
-                    Err(Fault::Conflict(_)) if tries < CONFLICT_TRIES => tries += 1,
-                    other => return other,
-                }
-            }
+        self.again(name, move |link| {
+            let args = args.clone();
+            async move { link.writer().await?.fetch(sql, args).await }
         })
         .await
     }
 
     /// One writing statement; answers how many rows it wrote.
     pub(super) async fn write(&self, name: &'static str, sql: &'static str, args: Args) -> Result<u64> {
-        let link = Arc::clone(&self.link);
-        self.apart(name, async move {
-            let mut tries = 1;
-            loop {
-                let result = async { link.writer().await?.execute(sql, args.clone()).await }.await;
-                match result {
-                    Err(Fault::Conflict(_)) if tries < CONFLICT_TRIES => tries += 1,
-                    other => return other,
-                }
-            }
+        self.again(name, move |link| {
+            let args = args.clone();
+            async move { link.writer().await?.execute(sql, args).await }
         })
         .await
     }
@@ -178,19 +202,16 @@ impl<D: Dialect> SqlStore<D> {
 
     async fn changed(&self) -> Result<bool> {
         let Some((watch, sql)) = self.watch.as_ref().zip(D::WATCH) else { return Ok(true) };
-        let mut last = watch.last.lock().await;
-        let own = Arc::clone(&watch.own);
-        let version = self
-            .apart("store.watch", async move {
-                let mut session: Session<D> = own.session().await?;
-                let rows = session.fetch(sql, Vec::new()).await?;
-                rows.first().map(|row| row.int("data_version")).transpose()
-            })
-            .await?;
-        // No version, or that of a new connection, which may equal the old one's by chance, says nothing.
-        let changed = version.is_none() || *last != version;
-        *last = version;
-        Ok(changed)
+        let watch = Arc::clone(watch);
+        self.apart("store.watch", async move {
+            let mut last = watch.last.lock().await;
+            // Forgotten until the answer is there: a new connection's number says nothing about the old one's.
+            let before = last.take();
+            let rows = watch.own.session().await?.fetch(sql, Vec::new()).await?;
+            *last = rows.first().map(|row| row.int("data_version")).transpose()?;
+            Ok(before.is_none() || *last != before)
+        })
+        .await
     }
 }
 

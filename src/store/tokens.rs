@@ -1,7 +1,5 @@
 //! Issued access tokens.
 
-use std::sync::Arc;
-
 use super::dialect::Dialect;
 use super::sql::{Args, Cells, Fault, args, statements};
 use super::sql_store::SqlStore;
@@ -11,9 +9,11 @@ use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, TokenId};
 
 statements! {
+    /// Done twice, it is done once: ids are nobody else's.
     ADD = "
         INSERT INTO access_tokens (id, context, name, hash, created, expires, revoked)
-        VALUES ($1, $2, $3, $4, $5, $6, $7)";
+        VALUES ($1, $2, $3, $4, $5, $6, $7)
+        ON CONFLICT DO NOTHING";
     ALL = "
         SELECT k.id, k.context, k.name, k.hash, k.created, k.expires, k.revoked, c.tenant
         FROM access_tokens k JOIN auth_contexts c ON c.id = k.context
@@ -35,9 +35,7 @@ impl<D: Dialect> SqlStore<D> {
             return Ok(Vec::new());
         }
         let rows: Vec<Args> = ids.iter().map(|&id| args![id]).collect();
-        let link = Arc::clone(&self.link);
-        let found =
-            self.apart("store.tokens", async move { link.reader().await?.read_many(D::TOKENS, rows).await }).await?;
+        let found = self.read_many("store.tokens", D::TOKENS, rows).await?;
         Ok(found.iter().map(read).collect::<std::result::Result<_, _>>()?)
     }
 

@@ -9,13 +9,12 @@ use taskhold::domain::task::Task;
 use taskhold::store::ScopedStore;
 
 use super::{at, caller, contract, end, new_task};
-use crate::support::database::{Backend, TestDatabase, texts};
+use crate::support::database::TestDatabase;
 
 contract! {
     pages_are_newest_first_and_whole,
     a_walk_shows_each_lasting_task_once,
     expired_tasks_are_left_out_at_once,
-    a_page_is_a_range_of_the_index,
 }
 
 fn position(task: &Task) -> Position {
@@ -97,37 +96,5 @@ async fn expired_tasks_are_left_out_at_once(db: TestDatabase) {
         }
         assert_eq!(listed, visible, "{now:?}");
         assert_eq!(listed.len(), if now < at(60) { 3 } else { 2 });
-    }
-}
-
-// req: TASK-21
-async fn a_page_is_a_range_of_the_index(db: TestDatabase) {
-    let page = "SELECT t.id FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
-        WHERE t.context = {context} AND (t.created, t.id) < (1800000000000000, {id})
-            AND (o.expires IS NULL OR o.expires > 5) ORDER BY t.created DESC, t.id DESC LIMIT 50";
-    let (context, scoped) = caller(&db.store, "a").await;
-    scoped.create(new_task(at(0))).await.unwrap();
-    let query = page.replace("{context}", &db.id(context.as_uuid())).replace("{id}", &db.id(TaskId::new().as_uuid()));
-    if db.backend == Backend::Postgres {
-        let rows = "INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
-                attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
-            SELECT gen_random_uuid(), {context}, n, n, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{}'
-            FROM generate_series(1, 20000) n; ANALYZE tasks";
-        db.sql(&rows.replace("{context}", &db.id(context.as_uuid()))).await;
-        let plan = texts(&db.url, &format!("EXPLAIN {query}"), "QUERY PLAN").await.join("\n");
-        assert!(
-            plan.contains("tasks_by_context") && !plan.contains("Sort") && !plan.contains("Seq Scan on tasks"),
-            "{plan}"
-        );
-        assert!(plan.contains("ROW(t.created, t.id) <"), "the keyset is not part of the index condition: {plan}");
-    } else {
-        let explain = format!("EXPLAIN QUERY PLAN {query}");
-        let plan = texts(&db.url, &explain, "detail").await.join("\n");
-        assert!(
-            plan.contains("USING INDEX tasks_by_context (context=? AND (created,id)<(?,?))")
-                || plan.contains("tasks_by_context (context=? AND created<?)"),
-            "{plan}"
-        );
-        assert!(!plan.contains("TEMP B-TREE"), "{plan}");
     }
 }

@@ -4,6 +4,7 @@ mod batches;
 mod catalog;
 mod claims;
 mod isolation;
+mod links;
 mod lists;
 mod migrations;
 mod nodes;

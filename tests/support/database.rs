@@ -28,7 +28,7 @@ pub struct TestDatabase {
 }
 
 enum Place {
-    Folder(TempDir),
+    Folder { _folder: TempDir },
     Database(String),
 }
 
@@ -174,7 +174,7 @@ async fn empty(backend: Backend) -> (String, Place) {
     match backend {
         Backend::Sqlite => {
             let folder = tempfile::tempdir().expect("a temporary folder");
-            (format!("sqlite://{}", folder.path().join("taskhold.db").display()), Place::Folder(folder))
+            (format!("sqlite://{}", folder.path().join("taskhold.db").display()), Place::Folder { _folder: folder })
         }
         Backend::Postgres => {
             let name = new_name();
@@ -208,7 +208,7 @@ async fn from_template() -> (String, Place) {
         let rename = format!("ALTER DATABASE {making} RENAME TO {template}");
         // The last connections of the migration may still be on their way out.
         let mut tries = 0;
-        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(rename.clone())).execute(&mut admin).await {
+        while let Err(error) = sqlx::raw_sql(AssertSqlSafe(rename.as_str())).execute(&mut admin).await {
             tries += 1;
             assert!(tries < 100, "{error}");
             sqlx::raw_sql("SELECT pg_sleep(0.05)").execute(&mut admin).await.expect("waits");
