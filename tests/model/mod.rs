@@ -309,22 +309,13 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     /// as others see it.
     async fn compare(&self, store: &SystemStore, model: &Model) {
         let turn = model.steps;
-        self.compare_list(store, model, turn % CONTEXTS).await;
-        self.compare_node(store, model, turn % self.nodes.len()).await;
-        if !model.tasks.is_empty() {
-            self.compare_details(store, model, turn % model.tasks.len()).await;
-        }
-        let found = join_all(model.tasks.iter().map(|task| store.outcome(self.contexts[task.context], task.task.id)));
-        for (task, found) in model.tasks.iter().zip(found.await) {
-            let wanted = (!task.reaped).then(|| (self.owned(task.context, &task.task), task.outcome.clone()));
-            assert_eq!(found.unwrap(), wanted, "what its owner sees of {}", task.task.id);
-        }
-        let waiting: Vec<_> = model.queue(model.now).into_iter().map(|task| model.tasks[task].task.id).collect();
-        assert_eq!(store.queue(1000, model.now).await.unwrap(), waiting, "the queue");
-        let ids: Vec<_> = model.tasks.iter().map(|task| task.task.id).collect();
-        let ended: HashSet<_> = store.ended(&ids).await.unwrap().into_iter().collect();
-        let dead = model.tasks.iter().filter(|task| task.reaped || !is_live(task));
-        assert_eq!(ended, dead.map(|task| task.task.id).collect(), "which tasks are not live any more");
+        tokio::join!(
+            self.compare_list(store, model, turn % CONTEXTS),
+            self.compare_node(store, model, turn % self.nodes.len()),
+            self.compare_details(store, model, turn % model.tasks.len().max(1)),
+            self.compare_owned(store, model),
+            self.compare_live(store, model),
+        );
     }
 
     /// The same for all lists, nodes and tasks.
@@ -355,8 +346,25 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
         assert_eq!(held, wanted, "the leases of node {node}");
     }
 
+    async fn compare_owned(&self, store: &SystemStore, model: &Model) {
+        let found = join_all(model.tasks.iter().map(|task| store.outcome(self.contexts[task.context], task.task.id)));
+        for (task, found) in model.tasks.iter().zip(found.await) {
+            let wanted = (!task.reaped).then(|| (self.owned(task.context, &task.task), task.outcome.clone()));
+            assert_eq!(found.unwrap(), wanted, "what its owner sees of {}", task.task.id);
+        }
+    }
+
+    async fn compare_live(&self, store: &SystemStore, model: &Model) {
+        let waiting: Vec<_> = model.queue(model.now).into_iter().map(|task| model.tasks[task].task.id).collect();
+        assert_eq!(store.queue(1000, model.now).await.unwrap(), waiting, "the queue");
+        let ids: Vec<_> = model.tasks.iter().map(|task| task.task.id).collect();
+        let ended: HashSet<_> = store.ended(&ids).await.unwrap().into_iter().collect();
+        let dead = model.tasks.iter().filter(|task| task.reaped || !is_live(task));
+        assert_eq!(ended, dead.map(|task| task.task.id).collect(), "which tasks are not live any more");
+    }
+
     async fn compare_details(&self, store: &SystemStore, model: &Model, number: usize) {
-        let task = &model.tasks[number];
+        let Some(task) = model.tasks.get(number) else { return };
         let foreign = self.contexts[(task.context + 1) % CONTEXTS];
         assert_eq!(store.get(foreign, task.task.id).await.unwrap(), None, "nobody sees another's task");
         let details = store.details(task.task.id).await.unwrap();
