@@ -197,6 +197,24 @@ mod tests {
     }
 
     #[test]
+    fn the_system_clock_moves_as_boot_time_does() {
+        let clock = SystemClock::new();
+        let (boot, now) = (clock.boot(), clock.now());
+        while clock.boot() < boot + Duration::from_millis(2) {
+            std::hint::spin_loop();
+        }
+        assert!(clock.now() >= now + Duration::from_millis(2));
+    }
+
+    #[test]
+    fn a_manual_clock_is_moved_by_its_test_alone() {
+        let clock = ManualClock::at(Timestamp::from_micros(5));
+        clock.advance(Duration::from_micros(2));
+        assert_eq!(clock.adjust(Timestamp::from_micros(900), Duration::ZERO), Duration::ZERO);
+        assert_eq!((clock.now(), clock.boot()), (Timestamp::from_micros(7), Duration::from_micros(7)));
+    }
+
+    #[test]
     fn updated_always_moves() {
         let old = Timestamp::from_micros(50);
         assert_eq!(old.moved_to(Timestamp::from_micros(60)).micros(), 60);

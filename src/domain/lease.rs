@@ -60,6 +60,15 @@ pub fn backoff(attempts_made: u32, jitter: u32) -> Duration {
 mod tests {
     use super::*;
 
+    #[test]
+    fn policies_have_stable_codes() {
+        assert_eq!([RestartPolicy::Retry, RestartPolicy::Fail].map(RestartPolicy::code), [0, 1]);
+        assert_eq!(
+            [0, 1, 2, -1].map(RestartPolicy::from_code),
+            [Some(RestartPolicy::Retry), Some(RestartPolicy::Fail), None, None]
+        );
+    }
+
     // req: KEEP-08
     #[test]
     fn retries_back_off_with_jitter_up_to_a_minute() {

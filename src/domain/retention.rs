@@ -143,6 +143,13 @@ mod tests {
         assert_eq!(shown(1_000_000), Ttl::Milliseconds(26 * 3_600_000));
     }
 
+    // req: KEEP-05
+    #[test]
+    fn an_unfinished_task_ends_at_the_hard_lifetime() {
+        let created = Timestamp::from_micros(1_000_000);
+        assert_eq!(rules().hard_end(created).since(created), 26 * HOUR);
+    }
+
     proptest! {
         // req: KEEP-05
         #[test]

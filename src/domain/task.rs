@@ -84,3 +84,72 @@ impl Task {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const CREATED: Timestamp = Timestamp::from_micros(1_000_000_000);
+
+    fn task(status: Status, expires: Option<Timestamp>) -> Task {
+        Task {
+            id: TaskId::new(),
+            context: ContextId::new(),
+            tool: "tool".to_owned(),
+            status,
+            message: None,
+            created: CREATED,
+            updated: CREATED,
+            granted: Ttl::Milliseconds(60_000),
+            poll_interval_ms: 1000,
+            expires,
+        }
+    }
+
+    #[test]
+    fn only_ends_are_terminal() {
+        let terminal = Status::ALL.map(Status::is_terminal);
+        assert_eq!(terminal, [false, false, true, true, true, true]);
+    }
+
+    // req: KEEP-02, KEEP-05
+    #[test]
+    fn a_task_is_visible_while_it_lives_and_then_until_it_expires() {
+        let later = Timestamp::from_micros(i64::MAX);
+        for live in [Status::Working, Status::InputRequired] {
+            assert!(task(live, None).is_visible(later));
+        }
+        for ending in [Ending::Completed, Ending::ToolError, Ending::Failed, Ending::Cancelled] {
+            let expires = CREATED + Duration::from_secs(60);
+            let ended = task(Status::Ended(ending), Some(expires));
+            assert!(ended.is_visible(CREATED));
+            assert!(ended.is_visible(expires - Duration::from_micros(1)));
+            assert!(!ended.is_visible(expires), "at its TTL it is gone");
+            assert!(!ended.is_visible(later));
+            assert!(task(Status::Ended(ending), None).is_visible(later), "kept for ever");
+        }
+    }
+
+    // req: LIFE-09, KEEP-05
+    #[test]
+    fn the_ttl_that_is_shown_is_the_one_that_decides() {
+        let hour = Duration::from_secs(3600);
+        let rules = TtlRules {
+            default: Some(hour),
+            min: Duration::from_secs(10),
+            max: None,
+            min_retention: Duration::from_secs(600),
+            hard_lifetime: 26 * hour,
+        };
+        let at = |seconds| CREATED + Duration::from_secs(seconds);
+        let live = task(Status::Working, None);
+        assert_eq!(live.shown_ttl(at(0), &rules), Ttl::Milliseconds(60_000));
+        assert_eq!(live.shown_ttl(at(100), &rules), Ttl::Milliseconds(240_000));
+        let ended = task(Status::Ended(Ending::Failed), Some(at(700)));
+        assert_eq!(ended.shown_ttl(at(100), &rules), Ttl::Milliseconds(700_000));
+        let kept = task(Status::Ended(Ending::Completed), None);
+        assert_eq!(kept.shown_ttl(at(100), &rules), Ttl::Unlimited);
+    }
+}

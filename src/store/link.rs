@@ -5,7 +5,7 @@
 //! to a pool is a round trip.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use sqlx::Connection as _;
@@ -26,16 +26,19 @@ pub struct Link<D: Dialect> {
     pool: Pool<D::Database>,
     /// The connection through which every write goes, where there may be one writer only.
     writer: Option<Arc<Own<D>>>,
+    doubt: Arc<Doubt>,
 }
 
 impl<D: Dialect> Link<D> {
-    pub fn new(pool: Pool<D::Database>, writer: Option<Arc<Own<D>>>) -> Self {
-        Self { pool, writer }
+    /// The pool asks `doubt` before it gives a connection.
+    pub fn new(pool: Pool<D::Database>, writer: Option<Arc<Own<D>>>, doubt: Arc<Doubt>) -> Self {
+        Self { pool, writer, doubt }
     }
 
     /// A connection for reading.
     pub async fn reader(&self) -> Result<Session<D>, Fault> {
-        Ok(Session { held: Held::Pooled(Some(self.pool.acquire().await?)), clean: true })
+        let held = Held::Pooled(Some(self.pool.acquire().await?));
+        Ok(Session { held, clean: true, doubt: Arc::clone(&self.doubt) })
     }
 
     /// A connection for writing outside the batches.
@@ -54,14 +57,42 @@ impl<D: Dialect> Link<D> {
     }
 }
 
+/// What a broken link says of a store's others: one that has not answered since a statement was sent in vain on another
+/// may be as dead, and is left instead of being waited for. So a database that fell silent costs one deadline, not one
+/// for each connection.
+#[derive(Debug, Default)]
+pub struct Doubt {
+    since: std::sync::Mutex<Option<Instant>>,
+}
+
+impl Doubt {
+    /// Whether a connection that last answered at `answered` may be dead.
+    pub fn covers(&self, answered: Instant) -> bool {
+        self.since().is_some_and(|since| answered <= since)
+    }
+
+    /// A statement that was sent at `sent` broke its link.
+    fn raise(&self, sent: Instant) {
+        let mut since = self.since();
+        *since = Some(since.map_or(sent, |since| since.max(sent)));
+    }
+
+    fn since(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A connection with one owner or few, opened when first used and again when it broke.
 pub struct Own<D: Dialect> {
     options: ConnectOptions<D>,
     state: Arc<Mutex<State<D>>>,
+    doubt: Arc<Doubt>,
 }
 
 struct State<D: Dialect> {
     connection: Option<Connection<D>>,
+    /// When the connection was last known to be alive.
+    answered: Instant,
     /// Failed tries to connect since the last good one, and when the next may be.
     failures: u32,
     retry_at: Option<Instant>,
@@ -69,9 +100,9 @@ struct State<D: Dialect> {
 }
 
 impl<D: Dialect> Own<D> {
-    pub fn new(options: ConnectOptions<D>) -> Arc<Self> {
-        let state = State { connection: None, failures: 0, retry_at: None, closed: false };
-        Arc::new(Self { options, state: Arc::new(Mutex::new(state)) })
+    pub fn new(options: ConnectOptions<D>, doubt: &Arc<Doubt>) -> Arc<Self> {
+        let state = State { connection: None, answered: Instant::now(), failures: 0, retry_at: None, closed: false };
+        Arc::new(Self { options, state: Arc::new(Mutex::new(state)), doubt: Arc::clone(doubt) })
     }
 
     /// Waits for its turn, then for a connection. While the database is away this answers a link fault at once, and
@@ -81,6 +112,9 @@ impl<D: Dialect> Own<D> {
         if state.closed {
             return Err(Fault::link("the store is closed"));
         }
+        if self.doubt.covers(state.answered) {
+            state.connection = None;
+        }
         if state.connection.is_none() {
             if state.retry_at.is_some_and(|at| Instant::now() < at) {
                 return Err(Fault::link("the connection is lost and not yet made again"));
@@ -88,6 +122,7 @@ impl<D: Dialect> Own<D> {
             match self.connect().await {
                 Ok(connection) => {
                     state.connection = Some(connection);
+                    state.answered = Instant::now();
                     state.failures = 0;
                     state.retry_at = None;
                 }
@@ -99,7 +134,7 @@ impl<D: Dialect> Own<D> {
                 }
             }
         }
-        Ok(Session { held: Held::Own(state), clean: true })
+        Ok(Session { held: Held::Own(state), clean: true, doubt: Arc::clone(&self.doubt) })
     }
 
     async fn connect(&self) -> Result<Connection<D>, Fault> {
@@ -129,6 +164,7 @@ pub struct Session<D: Dialect> {
     held: Held<D>,
     /// False while a statement runs and after it broke the link: then the connection is thrown away.
     clean: bool,
+    doubt: Arc<Doubt>,
 }
 
 enum Held<D: Dialect> {
@@ -138,19 +174,19 @@ enum Held<D: Dialect> {
 
 impl<D: Dialect> Session<D> {
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
-        let (connection, clean) = self.parts();
-        guarded::<D, _>(clean, D::fetch(connection, sql, args)).await
+        let (connection, mut guard) = self.parts();
+        guarded::<D, _>(&mut guard, D::fetch(connection, sql, args)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
-        let (connection, clean) = self.parts();
-        guarded::<D, _>(clean, D::execute(connection, sql, args)).await
+        let (connection, mut guard) = self.parts();
+        guarded::<D, _>(&mut guard, D::execute(connection, sql, args)).await
     }
 
     /// Reads for many rows.
     pub async fn read_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
-        let (connection, clean) = self.parts();
-        guarded::<D, _>(clean, D::many(connection, statement, rows)).await
+        let (connection, mut guard) = self.parts();
+        guarded::<D, _>(&mut guard, D::many(connection, statement, rows)).await
     }
 
     /// Writes many rows, all or none.
@@ -166,23 +202,27 @@ impl<D: Dialect> Session<D> {
 
     /// Begins a write transaction; dropping it rolls back.
     pub async fn begin(&mut self) -> Result<Transaction<'_, D>, Fault> {
-        let (connection, clean) = self.parts();
-        let transaction = guarded::<D, _>(clean, connection.begin_with(D::BEGIN)).await?;
-        Ok(Transaction { transaction, clean })
+        let (connection, mut guard) = self.parts();
+        let transaction = guarded::<D, _>(&mut guard, connection.begin_with(D::BEGIN)).await?;
+        Ok(Transaction { transaction, guard })
     }
 
-    fn parts(&mut self) -> (&mut Connection<D>, &mut bool) {
+    fn parts(&mut self) -> (&mut Connection<D>, Guard<'_>) {
         let connection = match &mut self.held {
             Held::Pooled(connection) => connection.as_deref_mut(),
             Held::Own(state) => state.connection.as_mut(),
         };
-        (connection.expect("a session holds its connection until it is dropped"), &mut self.clean)
+        let guard = Guard { clean: &mut self.clean, doubt: &self.doubt };
+        (connection.expect("a session holds its connection until it is dropped"), guard)
     }
 }
 
 impl<D: Dialect> Drop for Session<D> {
     fn drop(&mut self) {
         if self.clean {
+            if let Held::Own(state) = &mut self.held {
+                state.answered = Instant::now();
+            }
             return;
         }
         match &mut self.held {
@@ -195,43 +235,75 @@ impl<D: Dialect> Drop for Session<D> {
 /// A write transaction in progress.
 pub struct Transaction<'s, D: Dialect> {
     transaction: sqlx::Transaction<'s, D::Database>,
-    clean: &'s mut bool,
+    guard: Guard<'s>,
 }
 
 impl<D: Dialect> Transaction<'_, D> {
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
-        guarded::<D, _>(self.clean, D::fetch(&mut self.transaction, sql, args)).await
+        guarded::<D, _>(&mut self.guard, D::fetch(&mut self.transaction, sql, args)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
-        guarded::<D, _>(self.clean, D::execute(&mut self.transaction, sql, args)).await
+        guarded::<D, _>(&mut self.guard, D::execute(&mut self.transaction, sql, args)).await
     }
 
     pub async fn many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
-        guarded::<D, _>(self.clean, D::many(&mut self.transaction, statement, rows)).await
+        guarded::<D, _>(&mut self.guard, D::many(&mut self.transaction, statement, rows)).await
     }
 
-    pub async fn commit(self) -> Result<(), Fault> {
-        guarded::<D, _>(self.clean, self.transaction.commit()).await
+    pub async fn commit(mut self) -> Result<(), Fault> {
+        guarded::<D, _>(&mut self.guard, self.transaction.commit()).await
     }
+}
+
+/// Notes what becomes of a connection's statements.
+struct Guard<'s> {
+    clean: &'s mut bool,
+    doubt: &'s Doubt,
 }
 
 /// Runs one statement. Its connection counts as broken until it has answered.
 async fn guarded<D: Dialect, T>(
-    clean: &mut bool,
+    guard: &mut Guard<'_>,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, Fault> {
-    *clean = false;
+    let sent = Instant::now();
+    *guard.clean = false;
     match timeout(D::DEADLINE, statement).await {
         Ok(Ok(answer)) => {
-            *clean = true;
+            *guard.clean = true;
             Ok(answer)
         }
         Ok(Err(error)) => {
+            let answered = matches!(error, sqlx::Error::Database(_));
             let fault = Fault::from(error);
-            *clean = !matches!(fault, Fault::Link(_));
+            *guard.clean = !matches!(fault, Fault::Link(_));
+            if !*guard.clean && !answered {
+                guard.doubt.raise(sent);
+            }
             Err(fault)
         }
-        Err(_) => Err(Fault::link(format!("no answer within {} s", D::DEADLINE.as_secs()))),
+        Err(_) => {
+            guard.doubt.raise(sent);
+            Err(Fault::link(format!("no answer within {} s", D::DEADLINE.as_secs())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_link_casts_doubt_on_those_that_were_silent_since() {
+        let doubt = Doubt::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!doubt.covers(at(0)));
+        doubt.raise(at(5));
+        assert!(doubt.covers(at(0)) && doubt.covers(at(5)));
+        assert!(!doubt.covers(at(6)), "it answered after the other was sent a statement in vain");
+        doubt.raise(at(3));
+        assert!(doubt.covers(at(5)), "an older doubt takes nothing back");
     }
 }

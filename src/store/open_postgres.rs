@@ -1,12 +1,13 @@
 //! Connecting to PostgreSQL.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use super::link::{Link, Own};
+use super::link::{Doubt, Link, Own};
 use super::open::OpenError;
 use super::options::DatabaseOptions;
 use super::postgres::PostgresDialect;
@@ -46,7 +47,9 @@ pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgC
 
 pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Connections<PostgresDialect> {
     let service = service_options(options, target);
-    let own = |_| Own::new(service.clone());
+    let doubt = Arc::<Doubt>::default();
+    let own = |_| Own::new(service.clone(), &doubt);
+    let of_pool = Arc::clone(&doubt);
     // One of the owned ones is the heartbeat's.
     let shared = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
     let pool = PgPoolOptions::new()
@@ -54,9 +57,14 @@ pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Conn
         .min_connections(0)
         .acquire_timeout(ACQUIRE)
         .test_before_acquire(false)
+        .before_acquire(move |_, connection| {
+            let answered = Instant::now().checked_sub(connection.idle_for);
+            let sound = answered.is_some_and(|answered| !of_pool.covers(answered));
+            Box::pin(async move { Ok(sound) })
+        })
         .connect_lazy_with(service.clone());
     Connections {
-        link: Link::new(pool, None),
+        link: Link::new(pool, None, Arc::clone(&doubt)),
         writers: (0..WRITERS).map(own).collect(),
         readers: (0..READERS).map(own).collect(),
         heart: own(0),

@@ -1,11 +1,12 @@
 //! Opening a SQLite file.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
-use super::link::{Link, Own};
+use super::link::{Doubt, Link, Own};
 use super::open::OpenError;
 use super::sql_store::Connections;
 use super::sqlite::SqliteDialect;
@@ -35,7 +36,8 @@ pub fn reader_options(path: &Path) -> SqliteConnectOptions {
 
 /// One connection writes, the others read.
 pub fn connections(path: &Path) -> Connections<SqliteDialect> {
-    let writer = Own::new(writer_options(path));
+    let doubt = Arc::<Doubt>::default();
+    let writer = Own::new(writer_options(path), &doubt);
     let reader = reader_options(path);
     let pool = SqlitePoolOptions::new()
         .max_connections(READERS)
@@ -43,11 +45,11 @@ pub fn connections(path: &Path) -> Connections<SqliteDialect> {
         .test_before_acquire(false)
         .connect_lazy_with(reader.clone());
     Connections {
-        link: Link::new(pool, Some(writer.clone())),
+        link: Link::new(pool, Some(writer.clone()), Arc::clone(&doubt)),
         writers: vec![writer.clone()],
-        readers: vec![Own::new(reader.clone())],
+        readers: vec![Own::new(reader.clone(), &doubt)],
         heart: writer,
-        watch: Some(Own::new(reader)),
+        watch: Some(Own::new(reader, &doubt)),
     }
 }
 

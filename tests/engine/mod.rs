@@ -1,6 +1,6 @@
 //! The engine on both databases: real store, scripted work, a clock moved by hand.
 
-mod harness;
+pub mod harness;
 mod lifecycle;
 mod queue;
 mod recovery;

@@ -2,8 +2,10 @@
 
 pub mod client;
 pub mod database;
+pub mod pgproxy;
 pub mod script;
 pub mod server;
+pub mod tasks;
 
 /// Runs each case on each database.
 macro_rules! contract {

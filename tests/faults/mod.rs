@@ -1,0 +1,3 @@
+//! What breaks around the service, on purpose.
+
+mod link;
