@@ -15,12 +15,15 @@ use crate::auth::{Anonymous, Authenticator, TokenAuthenticator};
 use crate::config::{self, AuthMode, Config};
 use crate::domain::clock::{Clock, SystemClock};
 use crate::engine::{Engine, EngineParts, EngineRules};
+use crate::executor::Catalogue as _;
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
 use crate::http::{self, HttpRules, HttpState};
 use crate::lifecycle;
 use crate::store::{self, Store};
 
+/// How long the first start waits for upstreams that it has never heard of.
+const FIRST_LISTS: Duration = Duration::from_secs(5);
 /// Sessions unused for longer are forgotten.
 const SESSION_IDLE: Duration = Duration::from_secs(24 * 3600);
 /// What requests get at least after the engine has drained, to write their last answers.
@@ -67,6 +70,7 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
         drain: drain.clone(),
     });
     let rules = ServerRules { connections: config.limits.connections, ..ServerRules::default() };
+    wait_for_first_lists(&config, &upstreams).await;
     let serving =
         lifecycle::spawn("http", server::serve(listener, router, rules, closing.clone(), config.server.drain));
     let announced = announce(Ready { address, store: store.clone(), clock: Arc::clone(&clock) }).await;
@@ -99,7 +103,7 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
     announced
 }
 
-/// The database with its tables up to date: brought so, unless `database.migrate = "manual"`.
+/// The database with its tables up to date: brought so, unless `database.migrate = "off"`.
 ///
 /// # Errors
 /// If it cannot be used.
@@ -121,6 +125,19 @@ pub async fn start_upstreams(config: &Config, store: &Store, clock: Arc<dyn Cloc
     let settings = upstream::Settings { result_limit: config.limits.result, ..upstream::Settings::new(launcher) };
     let configs = config.upstreams.iter().map(upstream_config).collect();
     Ok(Upstreams::start(configs, settings, store.system(), clock).await)
+}
+
+/// An upstream that no list is known of yet gets a moment before the service says that it is ready, so that the first call
+/// finds its tools. One that takes longer is served as soon as it answers.
+async fn wait_for_first_lists(config: &Config, upstreams: &Upstreams) {
+    let tools = upstreams.tools();
+    let is_known = |name: &str| tools.iter().any(|tool| tool.upstream == name);
+    if config.upstreams.iter().all(|upstream| is_known(&upstream.name)) {
+        return;
+    }
+    if tokio::time::timeout(FIRST_LISTS, upstreams.settled()).await.is_err() {
+        tracing::info!("some upstreams have not answered yet; their tools are listed as soon as they do");
+    }
 }
 
 async fn authenticator(
@@ -161,6 +178,7 @@ fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
         allowed_origins: origins.into_iter().chain(config.server.allowed_origins.iter().cloned()).collect(),
         body_limit: config.limits.body,
         session_idle: SESSION_IDLE,
+        sessions: config.limits.sessions,
         tasks_enabled: config.tasks.enabled,
         tenants_without_tasks: tenants_without_tasks(config),
     }

@@ -120,6 +120,7 @@ CREATE TABLE sessions (
     last_used BIGINT NOT NULL
 );
 CREATE INDEX sessions_by_last_use ON sessions (last_used);
+CREATE INDEX sessions_by_context ON sessions (context, last_used);
 
 -- The installation's own keys.
 CREATE TABLE server_keys (

@@ -96,6 +96,7 @@ CREATE TABLE sessions (
     last_used INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX sessions_by_last_use ON sessions (last_used);
+CREATE INDEX sessions_by_context ON sessions (context, last_used);
 
 -- The installation's own keys.
 CREATE TABLE server_keys (

@@ -122,9 +122,9 @@ pub const KEYS: &[Key] = &[
     ),
     Key::new(
         "database.migrate",
-        Kind::Choice(&["auto", "manual"]),
+        Kind::Choice(&["auto", "off"]),
         "auto",
-        "`auto` brings the tables up to date at each start; `manual` leaves that to `taskhold migrate` and refuses to \
+        "`auto` brings the tables up to date at each start; `off` leaves that to `taskhold migrate` and refuses to \
          start on old tables.",
     ),
     Key::new(
@@ -219,7 +219,12 @@ pub const KEYS: &[Key] = &[
         "512",
         "The longest status message; longer ones are cut.",
     ),
-    Key::new("limits.sessions", Kind::Count { min: 1, max: 1_000_000 }, "1000", "The most sessions of one caller."),
+    Key::new(
+        "limits.sessions",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "1000",
+        "The most sessions of one caller; the one unused the longest makes room for a new one.",
+    ),
     Key::new(
         "limits.streams",
         Kind::Count { min: 1, max: 1_000_000 },

@@ -11,7 +11,7 @@ pub struct LimitsConfig {
     pub result: usize,
     pub message: usize,
     /// Per caller.
-    pub sessions: usize,
+    pub sessions: u32,
     /// Per caller and process.
     pub streams: usize,
     /// Per process.

@@ -49,6 +49,8 @@ pub struct HttpRules {
     pub body_limit: usize,
     /// A session unused for longer is ended.
     pub session_idle: Duration,
+    /// Sessions of one context; the one that was used longest ago makes room for a new one.
+    pub sessions: u32,
     /// Whether tasks are offered at all.
     pub tasks_enabled: bool,
     /// Tenants whose callers are not offered tasks.

@@ -13,7 +13,7 @@ use super::{Front, HttpState, health, mcp, middleware};
 /// The whole service. Layers run from the last one named to the first.
 pub fn router(state: HttpState) -> Router {
     let front = Arc::new(Front {
-        sessions: Sessions::new(state.store.clone(), state.rules.session_idle),
+        sessions: Sessions::new(state.store.clone(), state.rules.session_idle, state.rules.sessions),
         in_flight: Arc::new(InFlight::default()),
         state,
     });

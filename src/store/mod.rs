@@ -254,7 +254,8 @@ pub trait Database: Send + Sync + 'static {
 
     // --- sessions --------------------------------------------------------------------------------------------
 
-    async fn add_session(&self, session: Session) -> Result<()>;
+    /// Of more than `most` sessions of a context, those that were used longest ago end.
+    async fn add_session(&self, session: Session, most: u32) -> Result<()>;
     async fn session(&self, context: ContextId, id: SessionId) -> Result<Option<Session>>;
     async fn touch_session(&self, context: ContextId, id: SessionId, now: Timestamp) -> Result<()>;
     /// True if it was there.
@@ -353,9 +354,9 @@ impl ScopedStore {
     }
 
     /// The session must have been made for this context.
-    pub async fn add_session(&self, session: Session) -> Result<()> {
+    pub async fn add_session(&self, session: Session, most: u32) -> Result<()> {
         debug_assert_eq!(session.context, self.context);
-        self.database.add_session(Session { context: self.context, ..session }).await
+        self.database.add_session(Session { context: self.context, ..session }, most).await
     }
 
     pub async fn session(&self, id: SessionId) -> Result<Option<Session>> {

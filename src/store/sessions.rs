@@ -18,14 +18,24 @@ statements! {
         SELECT id, context, revision, capabilities, created, last_used FROM sessions WHERE context = $1 AND id = $2";
     /// Never back: another node may have written a later use.
     TOUCH = "UPDATE sessions SET last_used = $3 WHERE context = $1 AND id = $2 AND last_used < $3";
+    /// The index on (context, last_used) finds the last one that may stay.
+    END_OLDEST = "
+        DELETE FROM sessions WHERE context = $1 AND last_used < (
+            SELECT last_used FROM sessions WHERE context = $1 ORDER BY last_used DESC LIMIT 1 OFFSET $2
+        )";
     DELETE = "DELETE FROM sessions WHERE context = $1 AND id = $2";
 }
 
 impl<D: Dialect> SqlStore<D> {
-    pub(super) async fn insert_session(&self, session: Session) -> Result<()> {
+    pub(super) async fn insert_session(&self, session: Session, most: u32) -> Result<()> {
         let Session { id, context, revision, capabilities, created, last_used } = session;
         let args = args![id, context, clean(&revision), &capabilities, created, last_used];
-        self.write("store.add_session", ADD, args).await.map(|_| ())
+        self.write("store.add_session", ADD, args).await?;
+        let ended = self.write("store.end_oldest_sessions", END_OLDEST, args![context, most.saturating_sub(1)]).await?;
+        if ended > 0 {
+            tracing::info!(auth.context = %context, ended, most, "the limit limits.sessions ended the oldest sessions");
+        }
+        Ok(())
     }
 
     pub(super) async fn find_session(&self, context: ContextId, id: SessionId) -> Result<Option<Session>> {

@@ -350,8 +350,8 @@ impl<D: Dialect> Database for SqlStore<D> {
         self.reap_many("store.reap", D::REAP, now, limit).await
     }
 
-    async fn add_session(&self, session: session::Session) -> Result<()> {
-        self.insert_session(session).await
+    async fn add_session(&self, session: session::Session, most: u32) -> Result<()> {
+        self.insert_session(session, most).await
     }
 
     async fn session(&self, context: ContextId, id: SessionId) -> Result<Option<session::Session>> {

@@ -194,6 +194,7 @@ fn http_rules() -> HttpRules {
         allowed_origins: vec!["https://app.example".to_owned()],
         body_limit: BODY_LIMIT,
         session_idle: Duration::from_secs(24 * 3600),
+        sessions: 1000,
         tasks_enabled: true,
         tenants_without_tasks: HashSet::from(["plain".to_owned()]),
     }

@@ -44,7 +44,7 @@ async fn a_foreign_session_is_a_missing_session(db: TestDatabase) {
     let (context, owner) = caller(&db.store, "owner").await;
     let (_, stranger) = caller(&db.store, "stranger").await;
     let session = new_session(context, 1);
-    owner.add_session(session.clone()).await.unwrap();
+    owner.add_session(session.clone(), 10).await.unwrap();
     assert_eq!(stranger.session(session.id).await.unwrap(), None);
     stranger.touch_session(session.id, at(9)).await.unwrap();
     assert!(!stranger.end_session(session.id).await.unwrap());

@@ -10,6 +10,7 @@ use crate::support::database::TestDatabase;
 contract! {
     sessions_are_kept_used_and_ended,
     idle_sessions_are_reaped,
+    the_sessions_of_a_context_are_bounded,
 }
 
 pub fn new_session(context: ContextId, seconds: u64) -> Session {
@@ -27,7 +28,7 @@ pub fn new_session(context: ContextId, seconds: u64) -> Session {
 async fn sessions_are_kept_used_and_ended(mut db: TestDatabase) {
     let (context, scoped) = caller(&db.store, "a").await;
     let session = new_session(context, 5);
-    scoped.add_session(session.clone()).await.unwrap();
+    scoped.add_session(session.clone(), 10).await.unwrap();
     db.reopen().await;
     let (_, scoped) = caller(&db.store, "a").await;
     assert_eq!(scoped.session(session.id).await.unwrap(), Some(session.clone()));
@@ -44,7 +45,7 @@ async fn idle_sessions_are_reaped(db: TestDatabase) {
     let (context, scoped) = caller(&db.store, "a").await;
     let sessions: Vec<_> = (1..=5).map(|seconds| new_session(context, seconds)).collect();
     for session in &sessions {
-        scoped.add_session(session.clone()).await.unwrap();
+        scoped.add_session(session.clone(), 10).await.unwrap();
     }
     let system = db.store.system();
     assert_eq!(system.reap_sessions(at(1), 10).await.unwrap(), 0, "only those before");
@@ -52,4 +53,24 @@ async fn idle_sessions_are_reaped(db: TestDatabase) {
     assert_eq!(system.reap_sessions(at(4), 2).await.unwrap(), 1);
     assert_eq!(scoped.session(sessions[2].id).await.unwrap(), None);
     assert!(scoped.session(sessions[3].id).await.unwrap().is_some());
+}
+
+// A caller that never ends its sessions has only so many, and others are not touched.
+async fn the_sessions_of_a_context_are_bounded(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let (other, others) = caller(&db.store, "b").await;
+    let foreign = new_session(other, 0);
+    others.add_session(foreign.clone(), 3).await.unwrap();
+    let sessions: Vec<_> = (1..=5).map(|seconds| new_session(context, seconds)).collect();
+    for session in &sessions[..4] {
+        scoped.add_session(session.clone(), 3).await.unwrap();
+    }
+    assert_eq!(scoped.session(sessions[0].id).await.unwrap(), None, "the oldest made room");
+    scoped.touch_session(sessions[1].id, at(9)).await.unwrap();
+    scoped.add_session(sessions[4].clone(), 3).await.unwrap();
+    let kept = [1, 3, 4];
+    for (at, session) in sessions.iter().enumerate() {
+        assert_eq!(scoped.session(session.id).await.unwrap().is_some(), kept.contains(&at), "{at}");
+    }
+    assert!(others.session(foreign.id).await.unwrap().is_some());
 }

@@ -27,6 +27,8 @@ const TOUCH_EVERY: Duration = Duration::from_secs(600);
 pub(in crate::http) struct Sessions {
     store: Store,
     idle: Duration,
+    /// Sessions of one context.
+    most: u32,
     known: Cache<(ContextId, SessionId), Session>,
 }
 
@@ -43,9 +45,9 @@ pub(in crate::http) enum NoSession {
 }
 
 impl Sessions {
-    pub(in crate::http) fn new(store: Store, idle: Duration) -> Self {
+    pub(in crate::http) fn new(store: Store, idle: Duration, most: u32) -> Self {
         let known = Cache::builder().max_capacity(MOST_REMEMBERED).time_to_live(REMEMBERED).build();
-        Self { store, idle, known }
+        Self { store, idle, most, known }
     }
 
     pub(super) async fn open(
@@ -63,7 +65,7 @@ impl Sessions {
             created: now,
             last_used: now,
         };
-        self.store.scoped(caller).add_session(session.clone()).await?;
+        self.store.scoped(caller).add_session(session.clone(), self.most).await?;
         let id = session.id;
         self.known.insert((caller.id(), id), session);
         Ok(id)
