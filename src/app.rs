@@ -23,7 +23,7 @@ use crate::store::{self, Store};
 
 /// Sessions unused for longer are forgotten.
 const SESSION_IDLE: Duration = Duration::from_secs(24 * 3600);
-/// What running requests get after the engine has drained, to write their last answers.
+/// What requests get at least after the engine has drained, to write their last answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// A service that listens.
@@ -67,22 +67,32 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
         drain: drain.clone(),
     });
     let rules = ServerRules { connections: config.limits.connections, ..ServerRules::default() };
-    let serving = lifecycle::spawn("http", server::serve(listener, router, rules, closing.clone(), LAST_ANSWERS));
-    let announced = announce(Ready { address, store: store.clone(), clock }).await;
+    let serving =
+        lifecycle::spawn("http", server::serve(listener, router, rules, closing.clone(), config.server.drain));
+    let announced = announce(Ready { address, store: store.clone(), clock: Arc::clone(&clock) }).await;
 
-    if announced.is_ok() {
+    let period = if announced.is_ok() {
         let signal = signals.next().await;
         tracing::info!(signal, drain_s = config.server.drain.as_secs(), "stopping: running work gets time to end");
-        // Who waits for a task goes to another node; the listener stays so that readiness can be asked.
+        config.server.drain
+    } else {
+        Duration::ZERO
+    };
+    let stopping = async {
+        let began = clock.boot();
+        // Who waits for a task goes to another node; the listener stays, so that readiness can be asked.
         drain.cancel();
-        tokio::select! {
-            () = engine.drain(config.server.drain) => {}
-            signal = signals.next() => tracing::warn!(signal, "stopping at once"),
+        engine.drain(period).await;
+        closing.cancel();
+        // Calls that are no tasks have what is left of the period.
+        let left = period.saturating_sub(clock.boot().saturating_sub(began)).max(LAST_ANSWERS);
+        if tokio::time::timeout(left, serving).await.is_err() {
+            tracing::warn!("requests did not end within the drain period and are cut off");
         }
-    }
-    closing.cancel();
-    if let Err(error) = serving.await {
-        tracing::error!(error = %error, "the server ended badly");
+    };
+    tokio::select! {
+        () = stopping => {}
+        signal = signals.next() => tracing::warn!(signal, "stopping at once"),
     }
     upstreams.stop().await;
     store.system().close().await;
@@ -144,12 +154,11 @@ fn engine_rules(config: &Config) -> EngineRules {
 }
 
 fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
-    let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
-    let public = config.server.public_url.as_deref().and_then(host_of);
-    let hosts = loopback.into_iter().chain([address.to_string()]).chain(public);
+    let public_url = config.server.public_url.as_deref();
+    let (hosts, origins) = (HttpRules::own_hosts(address, public_url), HttpRules::own_origins(address, public_url));
     HttpRules {
-        allowed_hosts: hosts.chain(config.server.allowed_hosts.iter().cloned()).collect(),
-        allowed_origins: config.server.allowed_origins.clone(),
+        allowed_hosts: hosts.into_iter().chain(config.server.allowed_hosts.iter().cloned()).collect(),
+        allowed_origins: origins.into_iter().chain(config.server.allowed_origins.iter().cloned()).collect(),
         body_limit: config.limits.body,
         session_idle: SESSION_IDLE,
         tasks_enabled: config.tasks.enabled,
@@ -160,12 +169,6 @@ fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
 fn tenants_without_tasks(config: &Config) -> HashSet<String> {
     let without = config.tenants.iter().filter(|(_, tenant)| !tenant.tasks);
     without.map(|(name, _)| name.clone()).collect()
-}
-
-/// The host and port of a URL that was checked to be one.
-fn host_of(url: &str) -> Option<String> {
-    let (_, rest) = url.split_once("://")?;
-    rest.split('/').next().map(str::to_owned)
 }
 
 fn upstream_config(upstream: &config::UpstreamConfig) -> upstream::UpstreamConfig {

@@ -8,7 +8,8 @@
 //! * `<!-- run by scripts/interop -->`: there, by the client that it is written for.
 //! * `<!-- not run: WHY -->`.
 //!
-//! `text` blocks are no code and need no comment; `json` and `toml` are parsed, with or without one. The shell finds the
+//! `text` blocks are no code and need no comment; `json` is parsed
+//! and `toml` read as the service's configuration, with or without one. The shell finds the
 //! binary under test as `taskhold` and behind `cargo run`. The address that the documents name and the token `th_...`
 //! are replaced by those that the server printed.
 
@@ -20,6 +21,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use taskhold::config::keys::{KEYS, UPSTREAM_KEYS};
+use taskhold::config::{Config, DEFAULT_FILE, Sources};
 use tempfile::TempDir;
 
 /// How long one block, or the start of a server, may take.
@@ -96,13 +99,19 @@ fn check(language: &str, before: &str) -> Result<Check, String> {
     }
 }
 
+/// Reads `json` as JSON, and `toml` as the service would read it.
 fn parse(block: &Block) -> Result<(), String> {
-    let fault = |error: String| format!("line {}: {error}", block.line);
-    match block.language.as_str() {
-        "json" => serde_json::from_str::<serde_json::Value>(&block.text).map(drop).map_err(|e| fault(e.to_string())),
-        "toml" => toml::de::DeTable::parse(&block.text).map(drop).map_err(|error| fault(error.message().to_owned())),
+    let read = match block.language.as_str() {
+        "json" => serde_json::from_str::<serde_json::Value>(&block.text).map(drop).map_err(|error| error.to_string()),
+        "toml" => {
+            let directory = tempfile::tempdir().unwrap();
+            fs::write(directory.path().join(DEFAULT_FILE), &block.text).unwrap();
+            let sources = Sources { directory: directory.path().to_owned(), ..Sources::default() };
+            Config::load(&sources).map(drop).map_err(|error| error.to_string())
+        }
         _ => Ok(()),
-    }
+    };
+    read.map_err(|error| format!("line {}: {error}", block.line))
 }
 
 /// A reader at a terminal: one shell, and the servers that it started.
@@ -310,6 +319,28 @@ fn the_first_task_of_the_readme_works() {
     read_page(&readme).unwrap_or_else(|why| panic!("README.md: {why}"));
 }
 
+// req: OPS-07
+#[test]
+fn the_limits_in_the_readme_are_the_defaults() {
+    let readme = page("README.md");
+    let table = readme.split("## Limits").nth(1).unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| ") && line.contains('`'));
+    let mut named = Vec::new();
+    for row in rows {
+        let [_, _, value, names, _] = row.split('|').collect::<Vec<_>>()[..] else { panic!("not a row: {row}") };
+        for name in names.split('`').skip(1).step_by(2) {
+            let all = KEYS.iter().chain(UPSTREAM_KEYS);
+            let key = all.into_iter().find(|key| key.path == name).unwrap_or_else(|| panic!("there is no key {name}"));
+            let default = without_space(key.default.unwrap());
+            assert!(without_space(value).replace(',', "").contains(&default), "{name} is {default}, not {value}");
+            named.push(name);
+        }
+    }
+    for name in ["tasks.max_ttl", "runner.slots", "limits.streams"] {
+        assert!(named.contains(&name), "the README does not say how to change {name}");
+    }
+}
+
 #[test]
 fn what_the_other_pages_tell_to_type_works() {
     for path in pages().into_iter().filter(|path| !path.ends_with("README.md")) {
@@ -358,7 +389,8 @@ fn broken_json_and_toml_are_found() {
     assert!(fault("```json\n{\"a\": }\n```"));
     assert!(fault("```toml\na = = 1\n```"));
     assert!(!fault("```json\n{\"a\": 1}\n```"));
-    assert!(!fault("```toml\n[a]\nb = 1\n```"));
+    assert!(fault("```toml\n[tasks]\nmax_tll = \"1h\"\n```"));
+    assert!(!fault("```toml\n[tasks]\nmax_ttl = \"2h\"\n```"));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! The integration tests, one binary.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic; clippy exempts only the bodies of test functions")]
+#![expect(clippy::disallowed_methods, reason = "tests spawn their own work and read their own environment")]
 
 mod auth;
 mod cli;
 mod docs;
 mod engine;
 mod faults;
+mod http;
 mod model;
 mod process;
 mod store;

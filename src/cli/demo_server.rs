@@ -6,8 +6,6 @@ use clap::Args;
 
 use crate::demo;
 
-/// Its tools: count_primes (real work), wait, fail, crash, confirm_delete (asks before it answers). `serve --demo` puts
-/// it behind the service.
 #[derive(Debug, Args)]
 pub(super) struct DemoServerArgs {
     /// Offer the tools of this file only, in its order

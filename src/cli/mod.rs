@@ -56,6 +56,10 @@ struct Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve MCP over HTTP
+    ///
+    /// Listens on 127.0.0.1:8080 and stores in ./taskhold.db unless configured otherwise, brings the database's tables up to
+    /// date, and writes "taskhold is listening on URL" to standard error once it does. SIGTERM or Ctrl-C gives running work
+    /// time to end; a second one stops at once.
     Serve(serve::ServeArgs),
     /// Create, list, revoke and rotate access tokens
     #[command(subcommand)]
@@ -64,10 +68,18 @@ enum Command {
     #[command(subcommand)]
     Tasks(tasks::TasksCommand),
     /// Bring the database's tables up to date
+    ///
+    /// Several processes may do this at once: one works, the others wait for it.
     Migrate(migrate::MigrateArgs),
     /// Check configuration, database, migrations and upstreams
+    ///
+    /// Prints a line for each: "ok", or "to do" and what. Starts each upstream once, when the tables are up to date. Exits
+    /// with 1 unless all are ok.
     Check(check::CheckArgs),
     /// Be the demo upstream: an MCP server on standard input and output
+    ///
+    /// Its tools: count_primes (real work), wait, fail, crash, confirm_delete (asks before it answers). `serve --demo` puts it
+    /// behind the service.
     DemoServer(demo_server::DemoServerArgs),
     /// Run an upstream's command and end it when the service is gone
     #[command(hide = true)]

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::json::RawJson;
-use super::text::storable;
+use super::text::{storable, without_surrogates};
 
 /// The kind of end, which is also a terminal status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -154,11 +154,11 @@ fn decode(text: &str) -> Option<String> {
     }
     serde_json::from_str::<String>(text).ok().or_else(|| {
         let bytes: LossyBytes = serde_json::from_str(text).ok()?;
-        Some(String::from_utf8_lossy(&bytes.0).into_owned())
+        Some(without_surrogates(bytes.0))
     })
 }
 
-/// `serde_json` hands lone surrogates to byte visitors as WTF-8, which `from_utf8_lossy` then repairs.
+/// `serde_json` hands lone surrogates to byte visitors as WTF-8, which [`without_surrogates`] then repairs.
 struct LossyBytes(Vec<u8>);
 
 impl<'de> serde::Deserialize<'de> for LossyBytes {

@@ -61,14 +61,14 @@ impl Rejection {
     #[must_use]
     pub fn to_response(&self, id: Option<&Id>) -> Response {
         let status = self.status();
-        // Who is not verified learns nothing but that (AUTH-01).
-        let silent = matches!(self, Self::TokenMissing | Self::TokenInvalid | Self::NoStream);
+        // Who is not verified learns nothing but that (AUTH-01); who waits must take nothing for an outcome (KEEP-10).
+        let silent = matches!(self, Self::TokenMissing | Self::TokenInvalid | Self::NoStream | Self::Draining);
         let mut response = if silent {
             status.into_response()
         } else {
             let (code, id) = match self {
                 Self::Malformed(malformed) => (malformed.code, malformed.id.as_ref()),
-                Self::Unavailable | Self::Draining => (INTERNAL_ERROR, id),
+                Self::Unavailable => (INTERNAL_ERROR, id),
                 _ => (INVALID_REQUEST, id),
             };
             let body = write_error(id, &ErrorObject::new(code, self.to_string()).to_raw());
@@ -212,7 +212,6 @@ mod tests {
         }
     }
 
-    // req: AUTH-14
     #[test]
     fn a_limit_says_which_and_when() {
         let refusal =

@@ -12,9 +12,11 @@ mod router;
 pub mod server;
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::Uri;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::Authenticator;
@@ -39,10 +41,9 @@ pub struct HttpState {
 /// The configured rules of the front.
 #[derive(Debug, Clone)]
 pub struct HttpRules {
-    /// Hosts that may be asked for (HTTP-01): names without a port allow any port. Loopback names, the listen address and
-    /// the host of the public URL have to be among them.
+    /// Hosts that may be asked for (HTTP-01), [`Self::own_hosts`] among them; without a port they allow any.
     pub allowed_hosts: Vec<String>,
-    /// Origins of browsers that may call, such as `https://app.example`.
+    /// Origins of pages that may call, such as `https://app.example`, [`Self::own_origins`] among them.
     pub allowed_origins: Vec<String>,
     /// Bytes of a request's body.
     pub body_limit: usize,
@@ -54,7 +55,29 @@ pub struct HttpRules {
     pub tenants_without_tasks: HashSet<String>,
 }
 
+const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
 impl HttpRules {
+    /// The hosts that a service at this address answers to without being told: loopback names, the address itself and the
+    /// host of its public URL.
+    #[must_use]
+    pub fn own_hosts(listen: SocketAddr, public_url: Option<&str>) -> Vec<String> {
+        let public = public_url.and_then(|url| url.parse::<Uri>().ok());
+        let public = public.as_ref().and_then(Uri::host).map(str::to_owned);
+        let loopback = LOOPBACK_NAMES.map(str::to_owned);
+        loopback.into_iter().chain([listen.ip().to_string()]).chain(public).collect()
+    }
+
+    /// The origins of what this service itself could show: that of its public URL, and its loopback names on its own port if
+    /// it listens there. A page that rebinds its name has another origin.
+    #[must_use]
+    pub fn own_origins(listen: SocketAddr, public_url: Option<&str>) -> Vec<String> {
+        let public = public_url.and_then(|url| url.parse::<Uri>().ok());
+        let public = public.and_then(|url| Some(format!("{}://{}", url.scheme_str()?, url.authority()?)));
+        let loopback = LOOPBACK_NAMES.map(|name| format!("http://{name}:{}", listen.port()));
+        loopback.into_iter().filter(|_| listen.ip().is_loopback()).chain(public).collect()
+    }
+
     fn offers_tasks(&self, caller: &AuthContext) -> bool {
         self.tasks_enabled && !caller.tenant().is_some_and(|tenant| self.tenants_without_tasks.contains(tenant))
     }
@@ -65,4 +88,25 @@ struct Front {
     state: HttpState,
     sessions: mcp::sessions::Sessions,
     in_flight: Arc<mcp::in_flight::InFlight>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // req: HTTP-01
+    #[test]
+    fn a_service_knows_its_own_names() {
+        let listen = "127.0.0.1:8080".parse().unwrap();
+        assert_eq!(HttpRules::own_hosts(listen, None), ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]);
+        assert_eq!(
+            HttpRules::own_origins(listen, Some("https://mcp.example/base")),
+            ["http://localhost:8080", "http://127.0.0.1:8080", "http://[::1]:8080", "https://mcp.example"]
+        );
+        let listen = "10.0.0.7:80".parse().unwrap();
+        let hosts = HttpRules::own_hosts(listen, Some("https://mcp.example:8443"));
+        assert_eq!(hosts, ["localhost", "127.0.0.1", "[::1]", "10.0.0.7", "mcp.example"]);
+        assert_eq!(HttpRules::own_origins(listen, None), Vec::<String>::new());
+        assert_eq!(HttpRules::own_origins(listen, Some("https://mcp.example:8443")), ["https://mcp.example:8443"]);
+    }
 }

@@ -129,3 +129,134 @@ fn prepare(stream: &TcpStream) {
         tracing::debug!(%error, "cannot set a socket option");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::Notify;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+    const REQUEST: &[u8] = b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    /// A server whose requests are answered when `release` says so.
+    struct Running {
+        address: std::net::SocketAddr,
+        entered: Arc<Notify>,
+        release: Arc<Notify>,
+        shutdown: CancellationToken,
+        ended: JoinHandle<()>,
+    }
+
+    async fn start(rules: ServerRules, grace: Duration) -> Running {
+        let (entered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let router = Router::new().route(
+            "/wait",
+            get({
+                let (entered, release) = (Arc::clone(&entered), Arc::clone(&release));
+                async move || {
+                    entered.notify_one();
+                    release.notified().await;
+                    "done"
+                }
+            }),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let ended = lifecycle::spawn("server", serve(listener, router, rules, shutdown.clone(), grace));
+        Running { address, entered, release, shutdown, ended }
+    }
+
+    async fn connect(running: &Running) -> TcpStream {
+        TcpStream::connect(running.address).await.unwrap()
+    }
+
+    /// Reads up to the end of the answer's body, or to the end of the connection.
+    async fn read_answer(stream: &mut TcpStream) -> String {
+        let mut read = Vec::new();
+        while !read.ends_with(b"done") {
+            let mut chunk = [0; 512];
+            match tokio::time::timeout(PATIENCE, stream.read(&mut chunk)).await.unwrap() {
+                Ok(0) | Err(_) => break,
+                Ok(count) => read.extend_from_slice(&chunk[..count]),
+            }
+        }
+        String::from_utf8(read).unwrap()
+    }
+
+    // req: HTTP-12
+    #[tokio::test]
+    async fn a_head_that_does_not_come_ends_the_connection() {
+        let rules = ServerRules { header_timeout: Duration::from_millis(50), ..ServerRules::default() };
+        let running = start(rules, PATIENCE).await;
+        for sent in [&b""[..], b"GET /wait HT"] {
+            let mut stream = connect(&running).await;
+            stream.write_all(sent).await.unwrap();
+            let answer = read_answer(&mut stream).await;
+            assert!(!answer.contains("200"), "{answer}");
+        }
+    }
+
+    // req: HTTP-12
+    #[tokio::test]
+    async fn connections_over_the_bound_wait_for_a_place() {
+        let running = start(ServerRules { connections: 1, ..ServerRules::default() }, PATIENCE).await;
+        let mut first = connect(&running).await;
+        first.write_all(REQUEST).await.unwrap();
+        running.entered.notified().await;
+        let mut second = connect(&running).await;
+        second.write_all(REQUEST).await.unwrap();
+        running.release.notify_one();
+        assert!(read_answer(&mut first).await.ends_with("done"));
+        // The first is idle but open: the second is not served yet, so that nothing else can take this release.
+        running.release.notify_one();
+        first.write_all(REQUEST).await.unwrap();
+        assert!(read_answer(&mut first).await.ends_with("done"));
+        drop(first);
+        running.release.notify_one();
+        assert!(read_answer(&mut second).await.ends_with("done"));
+    }
+
+    // req: KEEP-10
+    #[tokio::test]
+    async fn running_requests_end_before_the_server_does() {
+        let running = start(ServerRules::default(), PATIENCE).await;
+        let mut busy = connect(&running).await;
+        busy.write_all(REQUEST).await.unwrap();
+        running.entered.notified().await;
+        let mut idle = connect(&running).await;
+        running.shutdown.cancel();
+        assert_eq!(read_answer(&mut idle).await, "", "an idle connection is closed at once");
+        assert!(!running.ended.is_finished());
+        running.release.notify_one();
+        assert!(read_answer(&mut busy).await.ends_with("done"));
+        tokio::time::timeout(PATIENCE, running.ended).await.unwrap().unwrap();
+        assert!(TcpStream::connect(running.address).await.is_err(), "nothing more is accepted");
+    }
+
+    // req: KEEP-10
+    #[tokio::test]
+    async fn what_does_not_end_in_time_is_closed() {
+        let running = start(ServerRules::default(), Duration::from_millis(20)).await;
+        let mut busy = connect(&running).await;
+        busy.write_all(REQUEST).await.unwrap();
+        running.entered.notified().await;
+        running.shutdown.cancel();
+        tokio::time::timeout(PATIENCE, running.ended).await.unwrap().unwrap();
+        assert_eq!(read_answer(&mut busy).await, "");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn sockets_do_not_delay_and_notice_dead_peers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        prepare(&peer);
+        assert!(peer.nodelay().unwrap());
+        assert_eq!(rustix::net::sockopt::tcp_user_timeout(&peer).unwrap(), USER_TIMEOUT_MS);
+    }
+}

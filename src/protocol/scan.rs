@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::domain::json::RawJson;
+use crate::domain::text::without_surrogates;
 
 /// The deepest nesting of arrays and objects that is accepted; `serde_json` refuses one level more.
 pub const MAX_DEPTH: u32 = 127;
@@ -111,7 +112,7 @@ pub fn string_value(raw: &str) -> Option<Cow<'_, str>> {
     if !inner.contains('\\') {
         return Some(Cow::Borrowed(inner));
     }
-    Some(Cow::Owned(String::from_utf8_lossy(&unescape(inner)).into_owned()))
+    Some(Cow::Owned(without_surrogates(unescape(inner).into_owned())))
 }
 
 /// Line breaks stand only between tokens in accepted text, so they can all become spaces.

@@ -203,6 +203,11 @@ fn migrations_are_checked_and_run() {
     std::fs::write(folder.path().join("taskhold.toml"), "[database]\nmigrate = \"manual\"\n").unwrap();
     let with = |arguments: &[&'static str]| [arguments, &manual].concat();
     fails(folder.path(), &with(&["migrate", "--check"]));
+    let (code, missing, _) = run(folder.path(), &with(&["migrate", "--check", "--json"]));
+    let missing: Value = serde_json::from_str(&missing).unwrap();
+    assert_eq!((code, &missing["database"]), (1, &"sqlite://other.db".into()));
+    assert!(!missing["pending"].as_array().unwrap().is_empty());
+    assert!(!folder.path().join("other.db").exists(), "a check makes nothing");
     fails(folder.path(), &with(&["token", "list"]));
     let (code, stdout, stderr) = run(folder.path(), &with(&["migrate"]));
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
@@ -211,6 +216,7 @@ fn migrations_are_checked_and_run() {
         assert_eq!(run(folder.path(), &with(&["migrate", "--check"])).0, 0);
         assert_eq!(run(folder.path(), &with(&["migrate"])).0, 0);
     }
+    assert_eq!(json(folder.path(), &with(&["migrate", "--json"]))["pending"], serde_json::json!([]));
     assert_eq!(run(folder.path(), &with(&["token", "list"])).0, 0);
     assert!(folder.path().join("other.db").exists() && !folder.path().join("taskhold.db").exists());
 }

@@ -3,6 +3,7 @@
 mod configuration;
 mod data;
 mod help;
+mod serve;
 
 use std::path::Path;
 

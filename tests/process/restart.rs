@@ -11,6 +11,7 @@ use crate::support::server::{Server, new_token};
 
 contract! {
     everything_is_there_after_a_kill,
+    a_stop_in_order_loses_nothing,
 }
 
 // req: LIFE-06, KEEP-06, HTTP-07
@@ -52,4 +53,37 @@ async fn everything_is_there_after_a_kill(database: TestDatabase) {
     assert_eq!(repeated["taskId"], sleeping["taskId"]);
     let unknown = new_session.until_status(&charging["taskId"], "failed").await;
     assert!(unknown["statusMessage"].as_str().unwrap().starts_with("outcome unknown"), "{unknown}");
+}
+
+// req: KEEP-10
+async fn a_stop_in_order_loses_nothing(database: TestDatabase) {
+    let token = new_token(&database.url, "owner").await;
+    let (mut leaving, staying) = tokio::join!(Server::start(&database.url), Server::start(&database.url));
+    let client = Client::connected(&leaving.url, &token).await;
+    let repeatable = client.task("sleep", json!({ "ms": 60_000 })).await;
+    let finishing = client.task("charge", json!({ "file": "/dev/null", "ms": 700 })).await;
+    let waiter = tokio::spawn({
+        let (client, id) = (client.clone(), finishing["taskId"].clone());
+        async move { client.result(&id).await }
+    });
+    let stream_waiter = Client { accept: "text/event-stream", ..client.clone() };
+    let stream_waiter = tokio::spawn({
+        let id = repeatable["taskId"].clone();
+        async move { stream_waiter.result(&id).await }
+    });
+    client.until_status(&finishing["taskId"], "working").await;
+    leaving.signal(rustix::process::Signal::TERM);
+    leaving.wait_for_line("stopping").await;
+    // Whoever waits is told to come again, or gets the outcome; never an error that reads as one.
+    for answer in [waiter.await.unwrap(), stream_waiter.await.unwrap()] {
+        assert!(!answer.body.contains("\"error\""), "{answer:?}");
+    }
+    assert!(leaving.exited().await.success());
+    let client = client.at(&staying.url);
+    let outcome = client.result(&finishing["taskId"]).await.result();
+    assert!(outcome.get("isError").is_none(), "it was given its time: {outcome}");
+    let task = client.get(&repeatable["taskId"]).await.result();
+    assert_eq!(task["status"], "working", "it was handed back: {task}");
+    client.cancel(&repeatable["taskId"]).await.result();
+    assert!(staying.terminate().await.success());
 }

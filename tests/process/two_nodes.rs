@@ -23,7 +23,7 @@ async fn a_task_made_at_one_node_is_served_by_the_other(database: TestDatabase) 
     let task = at_one.task("sleep", json!({ "ms": 300 })).await;
     let id = &task["taskId"];
     assert_eq!(at_other.get(id).await.result()["status"], "working");
-    assert_eq!(at_other.list().await, [id.clone()]);
+    assert_eq!(at_other.list().await, std::slice::from_ref(id));
     let outcome = at_other.result(id).await;
     assert_eq!(outcome.result()["content"], at_one.result(id).await.result()["content"]);
 

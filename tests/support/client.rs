@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 /// A client with a token and a session.
 #[derive(Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    pub http: reqwest::Client,
     pub url: String,
     pub token: Option<String>,
     pub session: Option<String>,
     pub revision: &'static str,
     pub accept: &'static str,
-    next_id: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    pub next_id: std::sync::Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// An HTTP answer with the JSON-RPC message in it, whether it came as JSON or as the last event of a stream.

@@ -80,7 +80,7 @@ impl Server {
         found.unwrap_or_else(|| panic!("no line with {part:?} in:\n{}", self.log.join("\n")))
     }
 
-    pub fn pid(&self) -> i32 {
+    fn pid(&self) -> i32 {
         self.child.id().and_then(|id| id.try_into().ok()).expect("it runs")
     }
 
@@ -90,8 +90,13 @@ impl Server {
     }
 
     /// SIGTERM, and wait for its end.
-    pub async fn terminate(mut self) -> ExitStatus {
+    pub async fn terminate(self) -> ExitStatus {
         self.signal(rustix::process::Signal::TERM);
+        self.exited().await
+    }
+
+    /// Waits for its end.
+    pub async fn exited(mut self) -> ExitStatus {
         tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("it ends in time").expect("it has a status")
     }
 

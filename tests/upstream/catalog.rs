@@ -1,6 +1,5 @@
 //! The catalogue: what is listed, under which names, and what survives.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use taskhold::domain::clock::SystemClock;
@@ -11,7 +10,8 @@ use taskhold::domain::mode::TaskMode;
 use taskhold::executor::Catalogue;
 use taskhold::executor::upstream::{UpstreamConfig, Upstreams};
 
-use super::catalog_store::CatalogStore;
+use crate::support::database::{Backend, TestDatabase};
+
 use super::harness::{BINARY, World, script, settings, test_tools, text, until, within};
 
 /// A server that lists the tools whose names are in `$FILE`, one a line, and says when that changes.
@@ -34,21 +34,33 @@ fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
 // req: EXEC-13
 #[tokio::test]
 async fn tools_are_offered_in_order_under_names_that_never_move() {
-    let command = [BINARY, "demo-server"].map(str::to_owned);
-    let demo = UpstreamConfig::new("demo", command.into());
-    let world =
-        World::new(vec![demo.clone(), test_tools("tests"), UpstreamConfig { prefix: true, ..demo.clone() }]).await;
-    let names = world.tool_names();
-    assert_eq!(names[..5], ["count_primes", "wait", "fail", "crash", "confirm_delete"]);
-    assert!(names.contains(&"tests__crash".to_owned()) && names.contains(&"echo".to_owned()), "{names:?}");
-    world.upstreams.stop().await;
-    // The other order, and the same names.
-    let configs = vec![test_tools("tests"), demo];
-    let again = Upstreams::start(configs, settings(), world.store.system(), SystemClock::new()).await;
-    let names: Vec<_> = again.tools().iter().map(|tool| tool.exposed.clone()).collect();
-    assert!(names.contains(&"tests__crash".to_owned()) && names.contains(&"crash".to_owned()), "{names:?}");
-    assert_eq!(again.tool("tests__crash").unwrap().upstream_tool, "crash");
-    again.stop().await;
+    for backend in [Backend::Sqlite, Backend::Postgres] {
+        let database = TestDatabase::new(backend).await;
+        let start = |configs| Upstreams::start(configs, settings(), database.store.system(), SystemClock::new());
+        let demo = UpstreamConfig::new("demo", [BINARY, "demo-server"].map(str::to_owned).into());
+        let third = UpstreamConfig { prefix: true, ..test_tools("third") };
+        let first = start(vec![demo.clone(), test_tools("tests"), third]).await;
+        within("the upstreams to settle", first.settled()).await;
+        let names = |upstreams: &Upstreams| -> Vec<String> {
+            upstreams.tools().iter().map(|tool| tool.exposed.clone()).collect()
+        };
+        let mut expected = ["count_primes", "wait", "fail", "crash", "confirm_delete"].map(str::to_owned).to_vec();
+        let tools = ["sleep", "echo", "fail_tool", "fail_rpc", "ask", "big", "charge", "prog", "crash", "deaf"];
+        let own = |name: &str| if name == "crash" { "tests__crash".to_owned() } else { name.to_owned() };
+        expected.extend(tools.iter().map(|name| own(name)));
+        expected.extend(tools.iter().map(|name| format!("third__{name}")));
+        assert_eq!(names(&first), expected);
+        first.stop().await;
+        // The other order, and the same names; a name of an upstream that is gone is free again.
+        let again = start(vec![test_tools("tests"), demo]).await;
+        expected.truncate(15);
+        expected.rotate_left(5);
+        assert_eq!(names(&again), expected, "before the servers are up");
+        within("the upstreams to settle", again.settled()).await;
+        assert_eq!(names(&again), expected);
+        assert_eq!(again.tool("tests__crash").unwrap().upstream_tool, "crash");
+        again.stop().await;
+    }
 }
 
 #[tokio::test]
@@ -69,11 +81,11 @@ async fn definitions_hints_and_checks_come_with_the_tools() {
 // req: EXEC-15
 #[tokio::test]
 async fn dead_and_hanging_upstreams_hide_nobody() {
-    let started = Instant::now();
     let missing = UpstreamConfig::new("missing", vec!["/no/such/program".to_owned(), "secret".to_owned()]);
     let configs = vec![script("hanging", "exec sleep 600"), missing, test_tools("good")];
-    let (_, store) = CatalogStore::new();
-    let upstreams = Upstreams::start(configs, settings(), store.system(), SystemClock::new()).await;
+    let database = TestDatabase::new(Backend::Sqlite).await;
+    let started = Instant::now();
+    let upstreams = Upstreams::start(configs, settings(), database.store.system(), SystemClock::new()).await;
     let mut changes = upstreams.changes();
     if upstreams.tools().is_empty() {
         within("the good tools", changes.changed()).await.unwrap();
@@ -110,7 +122,7 @@ async fn an_empty_list_after_a_start_replaces_no_good_one() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut config = listing("u", file.path());
     config.env.push(("LOG".to_owned(), log.path().display().to_string()));
-    let again = Upstreams::start(vec![config], settings(), world.store.system(), SystemClock::new()).await;
+    let again = Upstreams::start(vec![config], settings(), world.database.store.system(), SystemClock::new()).await;
     assert!(again.tool("one").is_some(), "known before its server is up");
     let names = || again.tools().iter().map(|tool| tool.exposed.clone()).collect::<Vec<_>>();
     // Asked again, so the first empty list has been taken in.
@@ -130,14 +142,15 @@ async fn an_empty_list_after_a_start_replaces_no_good_one() {
 
 #[tokio::test]
 async fn a_store_that_is_down_delays_new_tools_only() {
-    let (catalog, store) = CatalogStore::new();
-    catalog.is_down.store(true, Ordering::SeqCst);
-    let upstreams = Upstreams::start(vec![test_tools("demo")], settings(), store.system(), SystemClock::new()).await;
+    let database = TestDatabase::new(Backend::Sqlite).await;
+    database.sql("ALTER TABLE upstream_catalogs RENAME TO away").await;
+    let store = database.store.system();
+    let upstreams = Upstreams::start(vec![test_tools("demo")], settings(), store.clone(), SystemClock::new()).await;
     until("the upstream to be connected", || upstreams.status()[0].1.connected).await;
-    catalog.is_down.store(false, Ordering::SeqCst);
+    database.sql("ALTER TABLE away RENAME TO upstream_catalogs").await;
     within("the upstreams to settle", upstreams.settled()).await;
     assert!(upstreams.tool("echo").is_some());
-    assert_eq!(catalog.items().len(), 10);
+    assert_eq!(store.catalog().await.unwrap().len(), 10);
     upstreams.stop().await;
 }
 

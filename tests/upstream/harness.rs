@@ -12,11 +12,10 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
 use taskhold::executor::upstream::{KEPT_VARIABLES, Launcher, Settings, UpstreamConfig, Upstreams};
 use taskhold::executor::{Attempt, Call, Catalogue, Event, Executor};
-use taskhold::store::Store;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::catalog_store::CatalogStore;
+use crate::support::database::{Backend, TestDatabase};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_taskhold");
 /// Long for what takes milliseconds: the machine may be busy.
@@ -41,7 +40,7 @@ pub fn script(name: &str, script: &str) -> UpstreamConfig {
 
 pub struct World {
     pub upstreams: Arc<Upstreams>,
-    pub store: Store,
+    pub database: TestDatabase,
 }
 
 impl World {
@@ -55,11 +54,10 @@ impl World {
     }
 
     pub async fn at(clock: Arc<dyn Clock>, settings: Settings, configs: Vec<UpstreamConfig>) -> Self {
-        let (_, store) = CatalogStore::new();
-        let upstreams = Upstreams::start(configs, settings, store.system(), clock).await;
-        let world = Self { upstreams, store };
-        within("the upstreams to settle", world.upstreams.settled()).await;
-        world
+        let database = TestDatabase::new(Backend::Sqlite).await;
+        let upstreams = Upstreams::start(configs, settings, database.store.system(), clock).await;
+        within("the upstreams to settle", upstreams.settled()).await;
+        Self { upstreams, database }
     }
 
     /// Starts a call; its end comes from the handle.

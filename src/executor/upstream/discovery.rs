@@ -16,12 +16,15 @@ use super::validate;
 use crate::domain::ids::random_bytes;
 use crate::domain::json::RawJson;
 use crate::domain::lease::backoff;
+use crate::domain::text::storable;
 use crate::protocol::scan::string_value;
 use crate::protocol::splice::{items, member, quoted};
 
 const PAGE_LIMIT: Duration = Duration::from_secs(30);
 const MOST_PAGES: usize = 100;
 const MOST_TOOLS: usize = 10_000;
+/// Longer names are no names: MCP allows 128 characters.
+const MOST_NAME_BYTES: usize = 512;
 /// How long an upstream that had tools may answer with none after its start before that is believed.
 const WARMING: u32 = 15;
 const WARMING_PAUSE: Duration = Duration::from_secs(2);
@@ -249,6 +252,9 @@ fn listable(definition: &str, runs_tasks: bool) -> Result<Listed, (String, Strin
     if member(definition, "name") != Some(quoted(&name).as_str()) && name.contains(char::REPLACEMENT_CHARACTER) {
         return Err((name, "its name cannot be read".to_owned()));
     }
+    if name.contains('\0') || name.len() > MOST_NAME_BYTES {
+        return Err((storable(&name, MOST_NAME_BYTES), "its name is too long or has a NUL".to_owned()));
+    }
     if !member(definition, "inputSchema").is_some_and(|schema| schema.starts_with('{')) {
         return Err((name, "its definition has no input schema".to_owned()));
     }
@@ -285,6 +291,7 @@ mod tests {
         assert!(why(r#"{"name":"","inputSchema":{}}"#, false).contains("no name"));
         assert!(why(r#"{"name":"a"}"#, false).contains("no input schema"));
         assert!(why(r#"{"name":"\ud800","inputSchema":{}}"#, false).contains("cannot be read"));
+        assert!(why(r#"{"name":"a\u0000","inputSchema":{}}"#, false).contains("NUL"));
         let required = r#"{"name":"a","inputSchema":{},"execution":{"taskSupport":"required"}}"#;
         assert!(why(required, true).contains("task of its own"));
         assert_eq!(listable(required, false).unwrap().definition.as_str(), required);

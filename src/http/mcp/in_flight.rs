@@ -81,7 +81,7 @@ mod tests {
         Id::from_raw(raw).unwrap()
     }
 
-    // req: CAP-10
+    // The half of CAP-10 that happens on one node.
     #[test]
     fn a_cancellation_reaches_its_own_session_and_id_alone() {
         let in_flight = Arc::new(InFlight::default());

@@ -97,8 +97,9 @@ impl Sessions {
 
     pub(super) async fn end(&self, caller: &AuthContext, headers: &HeaderMap) -> Result<(), NoSession> {
         let id = named(headers)?;
+        let ended = self.store.scoped(caller).end_session(id).await?;
         self.known.invalidate(&(caller.id(), id));
-        if self.store.scoped(caller).end_session(id).await? { Ok(()) } else { Err(NoSession::Unknown) }
+        if ended { Ok(()) } else { Err(NoSession::Unknown) }
     }
 
     /// Nobody waits for this write; the session is good meanwhile.

@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(next(&mut body).await, None);
     }
 
-    // req: CAP-10
+    // The half of CAP-10 that happens on one node.
     #[tokio::test]
     async fn a_cancelled_request_gets_no_response() {
         let (end, ending) = oneshot::channel();

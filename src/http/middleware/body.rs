@@ -17,6 +17,10 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// The whole body.
 pub(in crate::http) async fn read(body: Body, limit: usize) -> Result<Bytes, Rejection> {
+    read_within(body, limit, BODY_TIMEOUT).await
+}
+
+async fn read_within(body: Body, limit: usize, time: Duration) -> Result<Bytes, Rejection> {
     let read = async {
         let mut body = body;
         let mut whole = BytesMut::new();
@@ -31,7 +35,7 @@ pub(in crate::http) async fn read(body: Body, limit: usize) -> Result<Bytes, Rej
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(BODY_TIMEOUT, read).await.unwrap_or(Err(Rejection::BodyTooSlow))
+    tokio::time::timeout(time, read).await.unwrap_or(Err(Rejection::BodyTooSlow))
 }
 
 /// Refuses a request without looking at its body. What is under way of it is taken off the wire first, in bounds:
@@ -52,4 +56,31 @@ async fn drain(mut body: Body, limit: usize) {
     };
     // Whether it ended or ran out of time makes no difference to the answer.
     let _ = tokio::time::timeout(LINGER, take).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::stream::{self, StreamExt};
+
+    use super::*;
+
+    // req: HTTP-12
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let begun = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"{"))]);
+        let endless = Body::from_stream(begun.chain(stream::pending()));
+        assert_eq!(read_within(endless, 10, Duration::from_millis(20)).await, Err(Rejection::BodyTooSlow));
+    }
+
+    // req: HTTP-04
+    #[tokio::test]
+    async fn a_body_is_read_up_to_its_limit() {
+        let chunks = |count| Body::from_stream(stream::iter((0..count).map(|_| Ok::<_, Infallible>("12345"))));
+        assert_eq!(read(chunks(2), 10).await.unwrap(), "1234512345");
+        assert_eq!(read(chunks(3), 10).await, Err(Rejection::BodyTooLarge { limit: 10 }));
+        let broken = Body::from_stream(stream::iter([Err::<Bytes, _>(std::io::Error::other("gone"))]));
+        assert_eq!(read(broken, 10).await, Err(Rejection::BodyBroken));
+    }
 }

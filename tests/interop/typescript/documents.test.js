@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { readFile } from 'node:fs/promises';
 import { after, before, describe, test } from 'node:test';
-import { Database, Server } from './server.js';
+import { DEMO_TOOLS, Database, Server } from './server.js';
 
 const PAGE = new URL('../../../docs/clients.md', import.meta.url);
 const PYTHON = process.env.TASKHOLD_INTEROP_PYTHON;
@@ -33,7 +33,7 @@ describe('the clients of docs/clients.md', () => {
 
   before(async () => {
     database = await Database.sqlite();
-    server = await Server.start(database, '127.0.0.1:0', 'demo-server');
+    server = await Server.start(database, { upstream: DEMO_TOOLS });
   });
 
   after(async () => {

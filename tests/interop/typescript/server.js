@@ -1,15 +1,23 @@
-// Runs the binary under test: on a free port, on a database of its own, ended by its own process id.
+// What the tests share: the binary under test, run on a free port and a database of its own and ended by its own process id,
+// and clients of it.
 import { execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { CreateTaskResultSchema } from '@modelcontextprotocol/sdk/types.js';
 
 const run = promisify(execFile);
 const STARTS_WITHIN_MS = 60_000;
 const BINARY = process.env.TASKHOLD_BINARY;
 if (!BINARY) throw new Error('TASKHOLD_BINARY must name the binary under test (scripts/interop sets it)');
+
+/** The command lines of the bundled server: with the tools for users, and with those for tests. */
+export const DEMO_TOOLS = `'${BINARY}' demo-server`;
+export const TEST_TOOLS = `'${BINARY}' demo-server --test-tools`;
 
 /** The child's environment: nothing of ours that configures the service. */
 const environment = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('TASKHOLD_')));
@@ -47,10 +55,10 @@ export class Database {
 
 export class Server {
   /** Resolves once the server says that it listens. */
-  static async start(database, listen = '127.0.0.1:0', upstreamCommand = 'demo-server --test-tools') {
-    const upstream = `test='${BINARY}' ${upstreamCommand}`;
-    const child = spawn(BINARY, ['serve', '--listen', listen, '--database-url', database.url, '--upstream', upstream], {
-      env: environment,
+  static async start(database, { listen = '127.0.0.1:0', upstream = TEST_TOOLS } = {}) {
+    const args = ['serve', '--listen', listen, '--database-url', database.url, '--upstream', `test=${upstream}`];
+    const child = spawn(BINARY, args, {
+      env: { ...environment, TASKHOLD_LOG: 'info' },
       stdio: ['ignore', 'inherit', 'pipe'],
     });
     const server = new Server(child);
@@ -83,4 +91,30 @@ export class Server {
       });
     });
   }
+}
+
+/** Every kind of database that there is here, as functions that make an empty one. */
+export function databases() {
+  const adminUrl = process.env.TASKHOLD_TEST_POSTGRES_URL;
+  if (!adminUrl) {
+    console.log('# TASKHOLD_TEST_POSTGRES_URL is not set: on SQLite only');
+    return { SQLite: () => Database.sqlite() };
+  }
+  return { SQLite: () => Database.sqlite(), PostgreSQL: () => Database.postgres(adminUrl) };
+}
+
+export async function connect(url, token) {
+  const client = new Client({ name: 'taskhold-interop', version: '1.0.0' });
+  const transport = new StreamableHTTPClientTransport(url, {
+    requestInit: { headers: { Authorization: `Bearer ${token}` } },
+  });
+  await client.connect(transport);
+  return client;
+}
+
+/** Makes a task of a call, as a user of the SDK does, and answers the task as it was at creation. */
+export async function create(client, name, args, ttl = 60_000) {
+  const request = { method: 'tools/call', params: { name, arguments: args } };
+  const { task } = await client.request(request, CreateTaskResultSchema, { task: { ttl } });
+  return task;
 }

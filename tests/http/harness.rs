@@ -1,0 +1,222 @@
+//! A service under test, in this process, on a free port.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use taskhold::auth::{AuthRefusal, Authenticator};
+use taskhold::domain::clock::{Clock, SystemClock, Timestamp};
+use taskhold::domain::context::{AuthContext, ContextKey, Credential};
+use taskhold::domain::ids::TokenId;
+use taskhold::domain::json::RawJson;
+use taskhold::domain::lease::RestartPolicy;
+use taskhold::domain::mode::TaskMode;
+use taskhold::domain::outcome::Outcome;
+use taskhold::domain::retention::TtlRules;
+use taskhold::engine::{Engine, EngineParts, EngineRules};
+use taskhold::executor::{Attempt, Tool};
+use taskhold::http::server::{ServerRules, serve};
+use taskhold::http::{HttpRules, HttpState, router};
+use taskhold::lifecycle::spawn;
+use taskhold::store::Store;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::client::Client;
+use crate::support::database::{Backend, TestDatabase};
+use crate::support::script::{Script, Tools, tool};
+
+pub const BODY_LIMIT: usize = 256 * 1024;
+
+pub struct Service {
+    pub url: String,
+    pub script: Arc<Script>,
+    pub names: Arc<Names>,
+    pub drain: CancellationToken,
+    pub database: TestDatabase,
+    shutdown: CancellationToken,
+}
+
+impl Service {
+    pub async fn on_sqlite() -> Self {
+        Self::start(TestDatabase::new(Backend::Sqlite).await).await
+    }
+
+    pub async fn start(database: TestDatabase) -> Self {
+        let script = Script::new();
+        let clock = SystemClock::new();
+        let parts = EngineParts {
+            store: database.store.clone(),
+            clock: clock.clone(),
+            executor: script.clone(),
+            catalogue: Tools::new(tools()),
+            rules: engine_rules(),
+        };
+        let engine = Engine::join(parts).await.unwrap();
+        // A first look at the queue: nobody waits, so that tasks run at once.
+        engine.claim_once().await.unwrap();
+        engine.start();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let names = Arc::new(Names::new(database.store.clone(), clock.now()));
+        let (drain, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        let state = HttpState {
+            engine,
+            auth: names.clone(),
+            store: database.store.clone(),
+            rules: http_rules(),
+            drain: drain.clone(),
+        };
+        let running = serve(listener, router(state), ServerRules::default(), shutdown.clone(), Duration::from_secs(5));
+        spawn("server", running);
+        Self { url: format!("http://{address}/mcp"), script, names, drain, database, shutdown }
+    }
+
+    /// A client of this name, with a session of 2025-11-25.
+    pub async fn client(&self, name: &str) -> Client {
+        Client::connected(&self.url, name).await
+    }
+
+    pub async fn client_of(&self, name: &str, revision: &'static str) -> Client {
+        let mut client = Client::new(&self.url, Some(name));
+        client.initialize(revision).await;
+        client
+    }
+
+    /// Ends the next call with this raw result.
+    pub async fn answer_next(&self, json: &str) {
+        let call = self.script.next().await;
+        call.end(Attempt::Answered(Outcome::Result {
+            json: RawJson::trusted(json),
+            is_error: json.contains("isError\":true"),
+        }));
+    }
+
+    /// Ends the next call with this raw error.
+    pub async fn fail_next(&self, json: &str) {
+        let call = self.script.next().await;
+        call.end(Attempt::Answered(Outcome::Error { json: RawJson::trusted(json) }));
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// Waits for a condition that comes about by itself.
+pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let poll = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(10), poll).await.is_ok(), "this did not come about: {what}");
+}
+
+/// Every bearer token is the name of its caller, but `wrong` and those that were revoked. `anyone` sends none.
+pub struct Names {
+    store: Store,
+    now: Timestamp,
+    revoked: Mutex<HashSet<String>>,
+    pub away: AtomicBool,
+    pub open_to_anyone: AtomicBool,
+}
+
+impl Names {
+    fn new(store: Store, now: Timestamp) -> Self {
+        Self {
+            store,
+            now,
+            revoked: Mutex::default(),
+            away: AtomicBool::new(false),
+            open_to_anyone: AtomicBool::new(false),
+        }
+    }
+
+    pub fn revoke(&self, name: &str) {
+        self.revoked.lock().unwrap().insert(name.to_owned());
+    }
+
+    async fn context(&self, name: &str, credential: Credential) -> Result<AuthContext, AuthRefusal> {
+        let tenant = name.split_once('@').map(|(_, tenant)| tenant.to_owned()).unwrap_or_default();
+        let key = ContextKey { subject: name.to_owned(), tenant: tenant.clone(), ..ContextKey::default() };
+        let id = self.store.system().ensure_context(key, self.now).await.map_err(|_| AuthRefusal::Unavailable)?;
+        Ok(AuthContext::verified(id, Some(tenant.into()), credential))
+    }
+}
+
+#[async_trait]
+impl Authenticator for Names {
+    async fn authenticate(&self, authorization: &[&[u8]]) -> Result<AuthContext, AuthRefusal> {
+        if self.away.load(Ordering::SeqCst) {
+            return Err(AuthRefusal::Unavailable);
+        }
+        if self.open_to_anyone.load(Ordering::SeqCst) {
+            return self.context("anyone", Credential::Anonymous).await;
+        }
+        let [value] = authorization else {
+            return Err(if authorization.is_empty() { AuthRefusal::Missing } else { AuthRefusal::Malformed });
+        };
+        let name = value.strip_prefix(b"Bearer ").ok_or(AuthRefusal::Malformed)?;
+        let name = std::str::from_utf8(name).map_err(|_| AuthRefusal::Malformed)?;
+        if name == "wrong" || self.revoked.lock().unwrap().contains(name) {
+            return Err(AuthRefusal::Invalid);
+        }
+        self.context(name, Credential::Token(TokenId::new())).await
+    }
+}
+
+fn tools() -> Vec<Tool> {
+    let named = |name: &str, mode| tool(name, mode, RestartPolicy::Fail);
+    vec![
+        named("optional", TaskMode::Optional),
+        named("never", TaskMode::Never),
+        named("always", TaskMode::Always),
+        named("eager", TaskMode::Eager),
+        Tool {
+            definition: RawJson::trusted(
+                r#"{"name":"their name","title":"T","inputSchema":{"type":"object","x":1e400},"execution":{"taskSupport":"forbidden"},"_meta":{"n":1.0}}"#,
+            ),
+            immediate_response: Some("it is under way".to_owned()),
+            poll_interval: Some(Duration::from_millis(250)),
+            ..named("our_name", TaskMode::Optional)
+        },
+    ]
+}
+
+fn http_rules() -> HttpRules {
+    HttpRules {
+        allowed_hosts: vec!["127.0.0.1".to_owned(), "localhost".to_owned(), "public.example:443".to_owned()],
+        allowed_origins: vec!["https://app.example".to_owned()],
+        body_limit: BODY_LIMIT,
+        session_idle: Duration::from_secs(24 * 3600),
+        tasks_enabled: true,
+        tenants_without_tasks: HashSet::from(["plain".to_owned()]),
+    }
+}
+
+fn engine_rules() -> EngineRules {
+    EngineRules {
+        ttl: TtlRules {
+            default: Some(Duration::from_secs(3600)),
+            min: Duration::from_secs(10),
+            max: Some(Duration::from_secs(24 * 3600)),
+            min_retention: Duration::from_secs(600),
+            hard_lifetime: Duration::from_secs(26 * 3600),
+        },
+        poll_interval: Duration::from_secs(1),
+        page_size: 3,
+        slots: 64,
+        run_limit: Duration::from_secs(600),
+        hard_run_limit: Duration::from_secs(3600),
+        attempts: 3,
+        arguments_limit: 100_000,
+        message_limit: 100,
+        waiters_per_context: 20,
+        session_idle: Duration::from_secs(24 * 3600),
+    }
+}

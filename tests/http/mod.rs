@@ -1,0 +1,9 @@
+//! HTTP by persona: the real router, server, engine and database; work is done by the test, call by call.
+
+mod calls;
+mod harness;
+mod negotiation;
+mod schema;
+mod tasks;
+mod transport;
+mod waiting;
