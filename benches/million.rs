@@ -78,7 +78,7 @@ async fn row(backend: Backend) -> String {
     let (mut busy, reaped) = polled(&database, context, reap(&store)).await;
     let rate = reaped as f64 / began.elapsed().as_secs_f64();
     format!(
-        "| {backend:?} | {shallow:.0?} | {at_depth:.0?} | {ratio:.2} | {reaped} | {rate:.0} | {:.1?} / {:.1?} | {:.1?} / {:.1?} |",
+        "| {backend:?} | {shallow:.2?} | {at_depth:.2?} | {ratio:.2} | {reaped} | {rate:.0} | {:.1?} / {:.1?} | {:.1?} / {:.1?} |",
         quantile(&mut quiet, 0.5),
         quantile(&mut quiet, 0.99),
         quantile(&mut busy, 0.5),

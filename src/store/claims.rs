@@ -1,6 +1,7 @@
 //! Claims: who runs a task, and what an attempt may say while it runs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -58,10 +59,16 @@ impl<D: Dialect> SqlStore<D> {
             return Ok(Vec::new());
         }
         let (message, tokens) = (clean(message), Arc::new(tokens));
+        let doubtful = AtomicBool::new(false);
         let rows = self
             .again("store.claim", move |link| {
                 let (message, tokens) = (message.clone(), Arc::clone(&tokens));
-                async move { take(&mut link.writer().await?, node, &tokens, &message, now).await }
+                let doubtful = doubtful.swap(true, Ordering::Relaxed);
+                async move {
+                    let mut session = link.writer().await?;
+                    let taken = if doubtful { taken_by(&mut session, node, &tokens).await? } else { Vec::new() };
+                    if taken.is_empty() { take(&mut session, node, &tokens, &message, now).await } else { Ok(taken) }
+                }
             })
             .await?;
         let mut claims = self.readable(&rows, now).await;
@@ -192,6 +199,19 @@ fn read_lease<R: Cells>(row: &R) -> std::result::Result<Lease, Fault> {
         attempt: row.count("attempt")?,
         claimed: row.time("claimed")?,
     })
+}
+
+/// What an earlier try with these tokens claimed, if its commit landed and only the answer was lost. Without this look,
+/// calls that nobody has sent would be taken for lost ones, and others be claimed in their stead.
+async fn taken_by<D: Dialect>(
+    session: &mut Session<D>,
+    node: NodeId,
+    tokens: &[LeaseToken],
+) -> std::result::Result<Vec<super::dialect::Row<D>>, Fault> {
+    let held = session.fetch(HELD, args![node]).await?;
+    let held = held.iter().map(read_lease).collect::<std::result::Result<Vec<_>, _>>()?;
+    let ours = held.iter().filter(|lease| tokens.contains(&lease.token));
+    session.read_many(D::CLAIMS, ours.map(|lease| args![lease.task, lease.token]).collect()).await
 }
 
 /// Reads the columns of [`claim_columns`].

@@ -12,12 +12,13 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::task::Status;
+use taskhold::engine::Caller;
 use taskhold::lifecycle::spawn;
 use taskhold::store::{self, End, Ended, Finish, Note, Release, Store, StoreError, SystemStore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::harness::{World, call};
+use crate::engine::harness::{Node, World, call};
 use crate::support::database::{Backend, TestDatabase, number, options};
 use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::script::result;
@@ -164,43 +165,73 @@ async fn a_hand_back_whose_answer_is_lost_happened_once() {
     }
 }
 
-// req: KEEP-06, KEEP-17
+// req: KEEP-07
 #[tokio::test]
-async fn a_claim_whose_answer_is_lost_is_recovered() {
-    for (tool, moment) in [("again", Moment::AfterCommit), ("once", Moment::AfterCommit), ("once", Moment::Before)] {
+async fn a_claim_whose_answer_is_lost_is_run_all_the_same() {
+    for moment in [Moment::Before, Moment::AfterCommit] {
+        let Claiming { proxy, claimer, caller, waiting, world: _world } = Claiming::of("once").await;
+        let cut = proxy.cut(CLAIM, moment);
+        assert_eq!(claimer.engine.claim_once().await.unwrap(), 1, "{moment:?}");
+        cut.await.unwrap();
+        let call = claimer.script.next().await;
+        assert_eq!(call.call.attempt, 1);
+        call.answer("done");
+        assert_eq!(claimer.engine.result(&caller, waiting).await.unwrap().1, result("done"));
+    }
+}
+
+// req: KEEP-06
+#[tokio::test]
+async fn a_claim_of_which_its_node_never_hears_is_recovered() {
+    for (tool, again) in [("again", true), ("once", false)] {
+        let Claiming { proxy, claimer, caller, waiting, world } = Claiming::of(tool).await;
+        let cut = proxy.cut(CLAIM, Moment::AfterCommit);
+        let going = async {
+            cut.await.unwrap();
+            proxy.refuse(true);
+            proxy.reset_links();
+        };
+        let (claimed, ()) = tokio::join!(claimer.engine.claim_once(), going);
+        assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
+        proxy.refuse(false);
+        world.clock.advance(Duration::from_secs(11));
+        let mut beats = 0;
+        while beats < 4 {
+            beats += u32::from(claimer.engine.beat_once().await.is_ok());
+            tokio::task::yield_now().await;
+        }
+        world.clock.advance(Duration::from_secs(2));
+        assert_eq!(until_ok(|| claimer.engine.claim_once()).await, usize::from(again), "{tool}");
+        if again {
+            claimer.script.next().await.answer("done");
+            assert_eq!(claimer.engine.result(&caller, waiting).await.unwrap().1, result("done"));
+        } else {
+            assert_eq!(claimer.status(&caller, waiting).await, Status::Ended(Ending::Failed));
+        }
+    }
+}
+
+/// A task that waits, and a node behind a proxy that is about to claim it.
+struct Claiming {
+    world: World,
+    proxy: PgProxy,
+    claimer: Node,
+    caller: Caller,
+    waiting: TaskId,
+}
+
+impl Claiming {
+    async fn of(tool: &str) -> Self {
         let mut world = World::new(TestDatabase::new(Backend::Postgres).await).await;
         world.rules.slots = 1;
         let (maker, caller) = (world.node().await, world.caller("a").await);
-        let blocker = maker.create(&caller, "once").await;
+        maker.create(&caller, "once").await;
         let (proxy, url) = PgProxy::before_url(&world.database.url).await;
         world.database.store = open(&url).await;
         let claimer = world.node().await;
-        let waiting = maker.create(&caller, tool).await;
-        let cut = proxy.cut(CLAIM, moment);
-        let claimed = claimer.engine.claim_once().await;
-        cut.await.unwrap();
-        match claimed {
-            Ok(1) => {}
-            Ok(claims) => panic!("{claims} tasks were claimed, but one waited"),
-            // Not told what became of it, the node must find out.
-            Err(StoreError::Unavailable(_)) => {
-                world.clock.advance(Duration::from_secs(11));
-                for _ in 0..4 {
-                    claimer.engine.beat_once().await.unwrap();
-                }
-                world.clock.advance(Duration::from_secs(2));
-                claimer.engine.claim_once().await.unwrap();
-            }
-            Err(error) => panic!("{error}"),
-        }
-        let status = claimer.status(&caller, waiting.id).await;
-        if status == Status::Working {
-            claimer.script.next().await.answer("done");
-            assert_eq!(claimer.engine.result(&caller, waiting.id).await.unwrap().1, result("done"));
-        } else {
-            assert_eq!((tool, moment, status), ("once", Moment::AfterCommit, Status::Ended(Ending::Failed)));
-        }
-        assert_eq!(maker.status(&caller, blocker.id).await, Status::Working);
+        // The maker's only slot is taken.
+        let waiting = maker.create(&caller, tool).await.id;
+        Self { world, proxy, claimer, caller, waiting }
     }
 }
 
