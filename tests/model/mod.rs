@@ -7,7 +7,7 @@ mod reference;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use proptest::test_runner::Config;
@@ -21,15 +21,19 @@ use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::task::Task;
 use taskhold::domain::work::{Claim, NewTask};
-use taskhold::store::{End, Ended, Finish, Note, Release, SystemStore};
+use taskhold::store::{End, Ended, Finish, Note, Release, StoreError, SystemStore};
 use tokio::runtime::Runtime;
 
 use crate::support::database::{Backend, TestDatabase};
-use reference::{Answer, Attempted, CONTEXTS, How, LeaseModel, Model, QUEUED, RUNNING, Recovered, Step, is_live};
+use reference::{
+    Answer, Attempted, CONTEXTS, How, LeaseModel, Model, QUEUED, RUNNING, Recovered, Step, TaskModel, is_live,
+};
 
 /// Sequences on each database.
 const SEQUENCES: u32 = 1000;
 const STEPS: std::ops::Range<usize> = 1..24;
+/// How long a busy machine may take to give a connection.
+const PATIENCE: Duration = Duration::from_secs(60);
 const FOR_EVER: Timestamp = Timestamp::from_micros(i64::MAX / 2);
 
 // req: LIFE-02, LIFE-04, LIFE-07, LIFE-08, TASK-19, KEEP-02, KEEP-04, KEEP-05, KEEP-09
@@ -147,7 +151,7 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     #[expect(clippy::too_many_lines, reason = "one arm a step, as in the model")]
     async fn make(&mut self, store: &SystemStore, model: &Model, step: Step) {
         match (step, &model.answer) {
-            (Step::Pass { .. } | Step::Restart, _) => {}
+            (Step::Pass { .. } | Step::PassTo { .. } | Step::Restart, _) => {}
             (Step::Create { .. }, Answer::Created(task)) => {
                 let claim = model.lease(*task).map(|lease| (self.nodes[lease.node], self.token(Some(lease.token))));
                 let context = self.contexts[model.tasks[*task].context];
@@ -332,13 +336,13 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     }
 
     async fn compare_list(&self, store: &SystemStore, model: &Model, context: usize) {
-        let listed = store.list(self.contexts[context], None, 1000, model.now).await.unwrap();
+        let listed = patiently(|| store.list(self.contexts[context], None, 1000, model.now)).await;
         let wanted: Vec<_> = model.list(context).into_iter().map(|task| self.owned(context, task)).collect();
         assert_eq!(listed, wanted, "the list of context {context}");
     }
 
     async fn compare_node(&self, store: &SystemStore, model: &Model, node: usize) {
-        let mut held = store.held(self.nodes[node]).await.unwrap();
+        let mut held = patiently(|| store.held(self.nodes[node])).await;
         held.sort_by_key(|lease| lease.task);
         let wanted = model.held(node).into_iter().map(|(task, lease)| self.lease(model, task, lease));
         let mut wanted: Vec<_> = wanted.collect();
@@ -347,18 +351,20 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     }
 
     async fn compare_owned(&self, store: &SystemStore, model: &Model) {
-        let found = join_all(model.tasks.iter().map(|task| store.outcome(self.contexts[task.context], task.task.id)));
+        let look = |task: &TaskModel| (self.contexts[task.context], task.task.id);
+        let looks = model.tasks.iter().map(look);
+        let found = join_all(looks.map(|(context, id)| patiently(move || store.outcome(context, id))));
         for (task, found) in model.tasks.iter().zip(found.await) {
             let wanted = (!task.reaped).then(|| (self.owned(task.context, &task.task), task.outcome.clone()));
-            assert_eq!(found.unwrap(), wanted, "what its owner sees of {}", task.task.id);
+            assert_eq!(found, wanted, "what its owner sees of {}", task.task.id);
         }
     }
 
     async fn compare_live(&self, store: &SystemStore, model: &Model) {
         let waiting: Vec<_> = model.queue(model.now).into_iter().map(|task| model.tasks[task].task.id).collect();
-        assert_eq!(store.queue(1000, model.now).await.unwrap(), waiting, "the queue");
+        assert_eq!(patiently(|| store.queue(1000, model.now)).await, waiting, "the queue");
         let ids: Vec<_> = model.tasks.iter().map(|task| task.task.id).collect();
-        let ended: HashSet<_> = store.ended(&ids).await.unwrap().into_iter().collect();
+        let ended: HashSet<_> = patiently(|| store.ended(&ids)).await.into_iter().collect();
         let dead = model.tasks.iter().filter(|task| task.reaped || !is_live(task));
         assert_eq!(ended, dead.map(|task| task.task.id).collect(), "which tasks are not live any more");
     }
@@ -366,8 +372,8 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     async fn compare_details(&self, store: &SystemStore, model: &Model, number: usize) {
         let Some(task) = model.tasks.get(number) else { return };
         let foreign = self.contexts[(task.context + 1) % CONTEXTS];
-        assert_eq!(store.get(foreign, task.task.id).await.unwrap(), None, "nobody sees another's task");
-        let details = store.details(task.task.id).await.unwrap();
+        assert_eq!(patiently(|| store.get(foreign, task.task.id)).await, None, "nobody sees another's task");
+        let details = patiently(|| store.details(task.task.id)).await;
         let seen = details.map(|details| (details.attempt, details.node));
         let node = model.lease(number).map(|lease| self.nodes[lease.node]);
         let wanted = (!task.reaped).then_some((task.attempt, node));
@@ -448,6 +454,21 @@ fn new_task(model: &Model, number: usize, claim: Option<(NodeId, LeaseToken)>) -
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
         claim,
+    }
+}
+
+/// Asks until the store can answer: on a busy machine a connection may not be had in time.
+async fn patiently<T, F>(ask: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(StoreError::Unavailable(_)) if Instant::now() < deadline => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 

@@ -29,6 +29,11 @@ pub enum Step {
     Pass {
         time: Duration,
     },
+    /// To the moment at which something is due for a task, or to just before it.
+    PassTo {
+        task: usize,
+        just_before: bool,
+    },
     Create {
         context: usize,
         order: u64,
@@ -202,6 +207,17 @@ pub struct TaskModel {
     pub attempt: u32,
     /// Every token that ever held its lease.
     pub past: Vec<usize>,
+}
+
+impl TaskModel {
+    /// When time changes something about it: its retry, its hard end, its expiry.
+    fn due(&self) -> Timestamp {
+        match &self.live {
+            Some(LiveModel { lease: None, not_before }) => *not_before,
+            Some(_) => self.hard_end,
+            None => self.task.expires.unwrap_or(self.task.updated),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -388,6 +404,7 @@ impl ReferenceStateMachine for Model {
             });
         let passing = prop_oneof![
             3 => time.prop_map(|time| Step::Pass { time }),
+            3 => (task.clone(), any::<bool>()).prop_map(|(task, just_before)| Step::PassTo { task, just_before }),
             5 => create,
         ];
         let working = prop_oneof![
@@ -439,6 +456,7 @@ impl ReferenceStateMachine for Model {
             | Step::Cancel { task, .. }
             | Step::EndByOperator { task, .. }
             | Step::Note { task, .. }
+            | Step::PassTo { task, .. }
             | Step::Release { task, .. } => task < model.tasks.len(),
             Step::Claim { node, .. } | Step::Retire { node } | Step::Judge { judge: node } | Step::Beat { node } => {
                 node < model.nodes.len()
@@ -454,6 +472,12 @@ impl ReferenceStateMachine for Model {
         model.answer = match *step {
             Step::Pass { time } => {
                 model.now = model.now + time;
+                Answer::Nothing
+            }
+            Step::PassTo { task, just_before } => {
+                let moment = model.tasks[task].due();
+                let moment = if just_before { moment - Duration::from_micros(1) } else { moment };
+                model.now = model.now.max(moment);
                 Answer::Nothing
             }
             Step::Create { context, order, ttl, claimer, restart, attempts, skew } => {

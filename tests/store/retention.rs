@@ -89,7 +89,8 @@ async fn overdue_tasks_are_found_and_ended_whatever_their_lease(db: TestDatabase
     for task in [&first, &second, &never] {
         scoped.create(task.clone()).await.unwrap();
     }
-    assert!(system.overdue(at(99), 10).await.unwrap().is_empty());
+    assert!(system.overdue(at(100) - Duration::from_micros(1), 10).await.unwrap().is_empty());
+    assert_eq!(system.overdue(at(100), 10).await.unwrap().len(), 1, "at its hard end, not after it");
     let found = system.overdue(at(300), 10).await.unwrap();
     assert_eq!(
         found.iter().map(|o| (o.task.id, o.hard_end)).collect::<Vec<_>>(),
