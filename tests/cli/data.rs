@@ -199,9 +199,9 @@ fn operators_list_show_and_cancel_tasks_of_every_context() {
 #[test]
 fn migrations_are_checked_and_run() {
     let folder = tempfile::tempdir().unwrap();
-    let manual = ["--database-url", "sqlite://other.db"];
-    std::fs::write(folder.path().join("taskhold.toml"), "[database]\nmigrate = \"manual\"\n").unwrap();
-    let with = |arguments: &[&'static str]| [arguments, &manual].concat();
+    let by_hand = ["--database-url", "sqlite://other.db"];
+    std::fs::write(folder.path().join("taskhold.toml"), "[database]\nmigrate = \"off\"\n").unwrap();
+    let with = |arguments: &[&'static str]| [arguments, &by_hand].concat();
     fails(folder.path(), &with(&["migrate", "--check"]));
     let (code, missing, _) = run(folder.path(), &with(&["migrate", "--check", "--json"]));
     let missing: Value = serde_json::from_str(&missing).unwrap();

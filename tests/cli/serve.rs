@@ -170,7 +170,8 @@ fn a_plain_call_that_runs_gets_the_drain_period() {
 #[test]
 fn a_second_signal_stops_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let Charging { mut serving, .. } = Charging::start(folder.path(), 60_000);
+    // Its client must go on waiting: a call that nobody waits for holds nothing up.
+    let Charging { mut serving, runtime: _waits, .. } = Charging::start(folder.path(), 60_000);
     serving.ask_to_stop();
     serving.until_it_says("stopping: running work gets time to end");
     let (code, said) = serving.stop();
@@ -220,12 +221,12 @@ fn what_stands_in_its_way_is_said_once_and_exits_with_1() {
     let folder = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    std::fs::write(folder.path().join("manual.toml"), "[database]\nmigrate = \"manual\"\n").unwrap();
+    std::fs::write(folder.path().join("off.toml"), "[database]\nmigrate = \"off\"\n").unwrap();
     let listen = format!("taskhold: cannot listen on {address}: ");
     for (arguments, message) in [
         (&["serve", "--listen", &address][..], listen.as_str()),
         (
-            &["serve", "--config", "manual.toml", "--database-url", "sqlite://new.db"],
+            &["serve", "--config", "off.toml", "--database-url", "sqlite://new.db"],
             "taskhold: cannot use the database sqlite://new.db: migrations are missing: ",
         ),
         (

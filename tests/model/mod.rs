@@ -247,6 +247,9 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
             }
             (Step::Retire { node }, _) => store.retire_node(self.nodes[node]).await.unwrap(),
             (Step::Judge { judge }, &Answer::Count(dead)) => {
+                // Older than now at any age: SQLite's clock counts milliseconds.
+                let before = store.heartbeat(self.nodes[judge]).await.unwrap().database_now;
+                while store.heartbeat(self.nodes[judge]).await.unwrap().database_now <= before {}
                 let found = store.declare_dead(self.nodes[judge], Duration::ZERO).await.unwrap();
                 assert_eq!(found.len() as u64, dead, "nodes declared dead");
             }
