@@ -85,6 +85,8 @@ impl Doubt {
 /// A connection with one owner or few, opened when first used and again when it broke.
 pub struct Own<D: Dialect> {
     options: ConnectOptions<D>,
+    /// Held by the next in line, so that whoever is urgent waits for one ordinary session at most besides the current one.
+    turn: Mutex<()>,
     state: Arc<Mutex<State<D>>>,
     doubt: Arc<Doubt>,
 }
@@ -102,13 +104,26 @@ struct State<D: Dialect> {
 impl<D: Dialect> Own<D> {
     pub fn new(options: ConnectOptions<D>, doubt: &Arc<Doubt>) -> Arc<Self> {
         let state = State { connection: None, answered: Instant::now(), failures: 0, retry_at: None, closed: false };
-        Arc::new(Self { options, state: Arc::new(Mutex::new(state)), doubt: Arc::clone(doubt) })
+        Arc::new(Self { options, turn: Mutex::new(()), state: Arc::new(Mutex::new(state)), doubt: Arc::clone(doubt) })
     }
 
     /// Waits for its turn, then for a connection. While the database is away this answers a link fault at once, and
     /// tries to connect at most every second.
     pub async fn session(&self) -> Result<Session<D>, Fault> {
-        let mut state = Arc::clone(&self.state).lock_owned().await;
+        let turn = self.turn.lock().await;
+        let state = Arc::clone(&self.state).lock_owned().await;
+        drop(turn);
+        self.open(state).await
+    }
+
+    /// The same, before all but one of those who wait for an ordinary one: a heartbeat that waits its turn behind a crowd of
+    /// writers makes a busy node look dead.
+    pub async fn urgent_session(&self) -> Result<Session<D>, Fault> {
+        let state = Arc::clone(&self.state).lock_owned().await;
+        self.open(state).await
+    }
+
+    async fn open(&self, mut state: OwnedMutexGuard<State<D>>) -> Result<Session<D>, Fault> {
         if state.closed {
             return Err(Fault::link("the store is closed"));
         }
@@ -292,7 +307,33 @@ async fn guarded<D: Dialect, T>(
 
 #[cfg(test)]
 mod tests {
+    use sqlx::sqlite::SqliteConnectOptions;
+
     use super::*;
+    use crate::store::sqlite::SqliteDialect;
+
+    #[tokio::test]
+    async fn who_is_urgent_waits_for_no_crowd() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteConnectOptions::new().filename(folder.path().join("x.db")).create_if_missing(true);
+        let own = Own::<SqliteDialect>::new(options, &Arc::default());
+        let held = own.session().await.unwrap();
+        let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let wait = |name: &'static str| {
+            let (own, order) = (Arc::clone(&own), Arc::clone(&order));
+            async move {
+                let session = if name == "urgent" { own.urgent_session().await } else { own.session().await };
+                order.lock().unwrap().push(name);
+                drop(session);
+            }
+        };
+        let release = async {
+            tokio::task::yield_now().await; // all the others are polled, in their order, before this goes on
+            drop(held);
+        };
+        tokio::join!(wait("first"), wait("second"), wait("third"), wait("urgent"), release);
+        assert_eq!(*order.lock().unwrap(), ["first", "urgent", "second", "third"]);
+    }
 
     #[test]
     fn a_broken_link_casts_doubt_on_those_that_were_silent_since() {

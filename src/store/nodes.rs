@@ -26,7 +26,7 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn beat(&self, node: NodeId) -> Result<Beat> {
         let heart = self.heart();
         self.apart("store.heartbeat", async move {
-            let mut session = heart.session().await?;
+            let mut session = heart.urgent_session().await?;
             let rows = session.fetch(D::HEARTBEAT, args![node]).await?;
             if let Some(row) = rows.first() {
                 return Ok(Beat { database_now: row.time("heartbeat")?, alive: true });

@@ -55,7 +55,7 @@ pub struct Connections<D: Dialect> {
     pub writers: Vec<Arc<Own<D>>>,
     /// One lane of gathered look-ups each.
     pub readers: Vec<Arc<Own<D>>>,
-    /// The heartbeat's.
+    /// The heartbeat's; it may share the writers', where it goes first.
     pub heart: Arc<Own<D>>,
     /// That which learns of other connections' commits, where there is such a thing.
     pub watch: Option<Arc<Own<D>>>,
