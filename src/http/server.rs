@@ -34,6 +34,9 @@ impl Default for ServerRules {
 /// Data that a peer does not acknowledge for so long ends its connection: a dead client ends its stream.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT_MS: u32 = 20_000;
+/// A peer that is silent so long is asked whether it is there: one that waits for JSON gets no keep-alive comments.
+#[cfg(target_os = "linux")]
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
 /// After a failed accept (no file descriptors left, as a rule).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -124,7 +127,12 @@ async fn connection(
 fn prepare(stream: &TcpStream) {
     let prepared = stream.set_nodelay(true);
     #[cfg(target_os = "linux")]
-    let prepared = prepared.and_then(|()| Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?));
+    let prepared = prepared.and_then(|()| {
+        use rustix::net::sockopt;
+        sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+        sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
+        Ok(sockopt::set_socket_keepalive(stream, true)?)
+    });
     if let Err(error) = prepared {
         tracing::debug!(%error, "cannot set a socket option");
     }
@@ -258,5 +266,7 @@ mod tests {
         prepare(&peer);
         assert!(peer.nodelay().unwrap());
         assert_eq!(rustix::net::sockopt::tcp_user_timeout(&peer).unwrap(), USER_TIMEOUT_MS);
+        assert!(rustix::net::sockopt::socket_keepalive(&peer).unwrap());
+        assert_eq!(rustix::net::sockopt::tcp_keepidle(&peer).unwrap(), KEEP_ALIVE_IDLE);
     }
 }

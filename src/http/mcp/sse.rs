@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
-use tokio::time::Interval;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::answer::{Ending, LetGo, Watch, Work};
 
@@ -39,7 +39,10 @@ pub(super) fn stream(work: Work, watch: Watch) -> Body {
 }
 
 fn stream_with(work: Work, watch: Watch, keep_alive_every: Duration) -> Body {
-    let state = Some(Waiting { work, watch, keep_alive: tokio::time::interval(keep_alive_every) });
+    let mut keep_alive = tokio::time::interval(keep_alive_every);
+    // A client that did not read for a while is not sent what it missed.
+    keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let state = Some(Waiting { work, watch, keep_alive });
     Body::from_stream(stream::unfold(state, |state| async move {
         let mut waiting = state?;
         let (text, state) = tokio::select! {
