@@ -1,7 +1,10 @@
 //! Legacy sessions.
 
+use std::sync::Arc;
+
 use super::Result;
 use super::dialect::Dialect;
+use super::link::Link;
 use super::sql::{Cells, Fault, args, statements};
 use super::sql_store::SqlStore;
 use super::tasks::clean;
@@ -29,9 +32,18 @@ statements! {
 impl<D: Dialect> SqlStore<D> {
     pub(super) async fn insert_session(&self, session: Session, most: u32) -> Result<()> {
         let Session { id, context, revision, capabilities, created, last_used } = session;
-        let args = args![id, context, clean(&revision), &capabilities, created, last_used];
-        self.write("store.add_session", ADD, args).await?;
-        let ended = self.write("store.end_oldest_sessions", END_OLDEST, args![context, most.saturating_sub(1)]).await?;
+        let new = args![id, context, clean(&revision), &capabilities, created, last_used];
+        let bound = args![context, most.saturating_sub(1)];
+        // One piece of work: a client that leaves in between must not get around the limit.
+        let work = move |link: Arc<Link<D>>| {
+            let (new, bound) = (new.clone(), bound.clone());
+            async move {
+                let mut session = link.writer().await?;
+                session.execute(ADD, new).await?;
+                session.execute(END_OLDEST, bound).await
+            }
+        };
+        let ended = self.again("store.add_session", work).await?;
         if ended > 0 {
             tracing::info!(auth.context = %context, ended, most, "the limit limits.sessions ended the oldest sessions");
         }

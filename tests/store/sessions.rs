@@ -1,5 +1,7 @@
 //! Legacy sessions.
 
+use std::time::Duration;
+
 use taskhold::domain::ids::{ContextId, SessionId};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::session::Session;
@@ -11,6 +13,7 @@ contract! {
     sessions_are_kept_used_and_ended,
     idle_sessions_are_reaped,
     the_sessions_of_a_context_are_bounded,
+    a_client_that_leaves_early_does_not_get_around_the_bound,
 }
 
 pub fn new_session(context: ContextId, seconds: u64) -> Session {
@@ -73,4 +76,28 @@ async fn the_sessions_of_a_context_are_bounded(db: TestDatabase) {
         assert_eq!(scoped.session(session.id).await.unwrap().is_some(), kept.contains(&at), "{at}");
     }
     assert!(others.session(foreign.id).await.unwrap().is_some());
+}
+
+async fn a_client_that_leaves_early_does_not_get_around_the_bound(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    // The last ones leave soonest, so that none of them brings up what those before have left out.
+    for seconds in 1..=40 {
+        let add = scoped.add_session(new_session(context, seconds), 1);
+        let leave = async {
+            for _ in seconds..=40 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            added = add => added.unwrap(),
+            () = leave => {}
+        }
+    }
+    let one_left = async {
+        while db.number("SELECT COUNT(*) FROM sessions").await != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(10), one_left).await.is_ok());
 }
