@@ -5,6 +5,10 @@ use crate::protocol::scan::string_value;
 
 use super::{InvalidParams, Revision, param};
 
+/// Bytes of a client's capabilities: they are kept with its session and with each of its tasks, so that a small call could
+/// otherwise write megabytes. Those of real clients have some hundred.
+const MOST_CAPABILITIES: usize = 16 << 10;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InitializeParams {
     pub protocol_version: String,
@@ -14,7 +18,7 @@ pub struct InitializeParams {
 
 impl InitializeParams {
     /// # Errors
-    /// If `protocolVersion` is no string or `capabilities` is no object; absent capabilities are none.
+    /// If `protocolVersion` is no string or `capabilities` is no object or too large; absent capabilities are none.
     pub fn parse(params: Option<&RawJson>) -> Result<Self, InvalidParams> {
         let protocol_version = param(params, "protocolVersion")
             .and_then(string_value)
@@ -22,6 +26,9 @@ impl InitializeParams {
             .into_owned();
         let capabilities = match param(params, "capabilities") {
             Some(raw) if !raw.starts_with('{') => return Err(InvalidParams::new("capabilities must be an object")),
+            Some(raw) if raw.len() > MOST_CAPABILITIES => {
+                return Err(InvalidParams::new("capabilities must have at most 16384 bytes"));
+            }
             raw => RawJson::trusted(raw.unwrap_or("{}")),
         };
         Ok(Self { protocol_version, capabilities })
@@ -87,5 +94,10 @@ mod tests {
         assert!(parse(r#"{"protocolVersion":1}"#).unwrap_err().0.contains("protocolVersion"));
         assert!(parse(r#"{"protocolVersion":"a","capabilities":[]}"#).unwrap_err().0.contains("capabilities"));
         assert!(InitializeParams::parse(None).is_err());
+        let of_bytes = |bytes: usize| {
+            parse(&format!(r#"{{"protocolVersion":"a","capabilities":{{"x":"{}"}}}}"#, "y".repeat(bytes - 8)))
+        };
+        assert!(of_bytes(MOST_CAPABILITIES).is_ok());
+        assert!(of_bytes(MOST_CAPABILITIES + 1).unwrap_err().0.contains("at most 16384 bytes"));
     }
 }
