@@ -18,7 +18,7 @@ impl Engine {
     /// Runs a call and waits for its end. `stop` stops the work; dropping the future does not.
     ///
     /// # Errors
-    /// A [`Refusal`] if the call was not run.
+    /// A [`Refusal`] if the call was not run; [`Refusal::LimitReached`] if too many requests of its context wait here.
     pub async fn call(
         self: &Arc<Self>,
         caller: &Caller,
@@ -43,15 +43,20 @@ impl Engine {
             };
             async move { engine.run_plainly(&tool, call, stop).await }
         });
-        run.await.map_err(|_| Failure::Internal { detail: "the call's runner panicked".to_owned() }).or_else(
-            |failure| {
-                tracing::error!("a plain call's runner panicked");
-                Ok(Called::Outcome(Outcome::failure(&failure)))
-            },
-        )
+        // The panic itself was logged where it happened.
+        run.await.unwrap_or_else(|_| {
+            let failure = Failure::Internal { detail: "the call's runner panicked".to_owned() };
+            Ok(Called::Outcome(Outcome::failure(&failure)))
+        })
     }
 
-    async fn run_plainly(&self, tool: &Tool, call: Call, stop: CancellationToken) -> Called {
+    async fn run_plainly(&self, tool: &Tool, call: Call, stop: CancellationToken) -> Result<Called, Refusal> {
+        // Held to the end of the work, which may outlast its client.
+        let _place = self.waiters.place(call.context)?;
+        Ok(self.run_to_its_end(tool, call, stop).await)
+    }
+
+    async fn run_to_its_end(&self, tool: &Tool, call: Call, stop: CancellationToken) -> Called {
         // Nobody listens to a plain call's events yet: a full channel drops them.
         let (events, _nobody) = mpsc::channel(1);
         let limit = self.run_limit(tool);

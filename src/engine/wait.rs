@@ -2,6 +2,7 @@
 //! other nodes are found by one gathered question for all of them (KEEP-18).
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(super) struct Waiters {
     state: Mutex<State>,
     per_context: usize,
+    /// Whether a round of questions did not come to its end: the store says only once that something may have changed.
+    unasked: AtomicBool,
     /// Told when the first waiter comes, so that an idle node asks nothing.
     pub(super) arrived: Notify,
 }
@@ -36,17 +39,22 @@ struct Entry {
     waiting: usize,
 }
 
-/// One place among the waiters, given up on drop.
-struct Place<'a> {
+/// A context's right to have one more request wait, given up on drop.
+pub(super) struct Place<'a> {
     waiters: &'a Waiters,
-    task: TaskId,
     context: ContextId,
+}
+
+/// A place whose request waits for a task.
+struct Waiter<'a> {
+    place: Place<'a>,
+    task: TaskId,
     ended: Arc<Notify>,
 }
 
 impl Waiters {
     pub(super) fn new(per_context: usize) -> Self {
-        Self { state: Mutex::default(), per_context, arrived: Notify::new() }
+        Self { state: Mutex::default(), per_context, unasked: AtomicBool::new(false), arrived: Notify::new() }
     }
 
     pub(super) fn wake(&self, task: TaskId) {
@@ -59,7 +67,9 @@ impl Waiters {
         self.lock().tasks.keys().copied().collect()
     }
 
-    fn join(&self, context: ContextId, task: TaskId) -> Result<Place<'_>, Refusal> {
+    /// # Errors
+    /// [`Refusal::LimitReached`].
+    pub(super) fn place(&self, context: ContextId) -> Result<Place<'_>, Refusal> {
         let mut state = self.lock();
         let of_context = state.contexts.entry(context).or_default();
         if *of_context >= self.per_context {
@@ -70,12 +80,18 @@ impl Waiters {
             });
         }
         *of_context += 1;
+        Ok(Place { waiters: self, context })
+    }
+
+    fn join(&self, context: ContextId, task: TaskId) -> Result<Waiter<'_>, Refusal> {
+        let place = self.place(context)?;
+        let mut state = self.lock();
         let entry = state.tasks.entry(task).or_insert_with(|| Entry { ended: Arc::default(), waiting: 0 });
         entry.waiting += 1;
         let ended = Arc::clone(&entry.ended);
         drop(state);
         self.arrived.notify_one();
-        Ok(Place { waiters: self, task, context, ended })
+        Ok(Waiter { place, task, ended })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -83,15 +99,21 @@ impl Waiters {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut state = self.waiters.lock();
+        let mut state = self.place.waiters.lock();
         if let Some(entry) = state.tasks.get_mut(&self.task) {
             entry.waiting -= 1;
             if entry.waiting == 0 {
                 state.tasks.remove(&self.task);
             }
         }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.waiters.lock();
         if let Some(count) = state.contexts.get_mut(&self.context) {
             *count -= 1;
             if *count == 0 {
@@ -112,10 +134,10 @@ impl Engine {
         if let Some(ended) = self.ended_outcome(caller, id).await? {
             return Ok(ended);
         }
-        let place = self.waiters.join(caller.auth.id(), id)?;
+        let waiter = self.waiters.join(caller.auth.id(), id)?;
         loop {
             // Registered before the look, so that an end between the two is not missed.
-            let woken = place.ended.notified();
+            let woken = waiter.ended.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
             match self.ended_outcome(caller, id).await {
@@ -165,19 +187,19 @@ impl Engine {
     /// If the store cannot be asked.
     pub async fn watch_once(&self) -> Result<(), StoreError> {
         let store = self.store.system();
-        if !store.may_have_changed().await? {
-            return Ok(());
+        // True until this round has come to its end, so that a round which fails or is dropped is made up for.
+        let missed = self.waiters.unasked.swap(true, Ordering::SeqCst);
+        if missed || store.may_have_changed().await? {
+            let mut ids = self.waiters.tasks();
+            ids.extend(self.runner.running());
+            ids.sort_unstable();
+            ids.dedup();
+            for id in store.ended(&ids).await? {
+                self.settled(id);
+            }
         }
-        let mut ids = self.waiters.tasks();
-        ids.extend(self.runner.running());
-        ids.sort_unstable();
-        ids.dedup();
-        if ids.is_empty() {
-            return Ok(());
-        }
-        for id in store.ended(&ids).await? {
-            self.settled(id);
-        }
+        // Whoever began to wait after the ids were collected looked for itself after that.
+        self.waiters.unasked.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ const CANCELLED: Status = Status::Ended(Ending::Cancelled);
 contract! {
     a_task_is_answered_before_its_work_ends,
     a_result_is_waited_for_at_every_node,
+    an_end_is_found_although_a_question_failed,
     a_waiter_that_leaves_changes_nothing,
     cancelling_at_another_node_stops_the_work,
     an_outcome_that_comes_after_a_cancel_is_dropped,
@@ -27,6 +28,7 @@ contract! {
     the_list_is_paged,
     what_may_not_become_a_task_leaves_nothing,
     a_plain_call_makes_no_task,
+    plain_calls_of_one_caller_are_bounded,
     progress_becomes_the_status_message,
     a_panic_of_the_runner_is_an_outcome,
     work_past_its_run_limit_is_stopped,
@@ -78,6 +80,59 @@ async fn a_result_is_waited_for_at_every_node(database: TestDatabase) {
         assert_eq!((ended.status, outcome), (COMPLETED, result("for all")));
     }
     watcher.abort();
+}
+
+// req: TASK-07
+async fn an_end_is_found_although_a_question_failed(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (here, there, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    for polls in 1..40 {
+        let task = here.create(&caller, "once").await;
+        let mut waiter = std::pin::pin!(there.engine.result(&caller, task.id));
+        let early = tokio::time::timeout(Duration::from_millis(5), &mut waiter).await;
+        assert!(early.is_err(), "it waits while the work runs");
+        here.script.next().await.answer("done");
+        here.engine.result(&caller, task.id).await.unwrap();
+        // A question that does not come to its end, wherever it may break off.
+        tokio::select! {
+            biased;
+            asked = there.engine.watch_once() => asked.unwrap(),
+            () = async {
+                for _ in 0..polls {
+                    tokio::task::yield_now().await;
+                }
+            } => {}
+        }
+        there.engine.watch_once().await.unwrap();
+        assert!(tokio::time::timeout(Duration::from_secs(10), waiter).await.is_ok(), "broken off after {polls}");
+    }
+}
+
+async fn plain_calls_of_one_caller_are_bounded(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.waiters_per_context = 1;
+    let (node, caller, other) = (world.node().await, world.caller("a").await, world.caller("b").await);
+    let stop = CancellationToken::new();
+    let plainly = |caller| {
+        let (node, stop) = (&node, stop.clone());
+        async move { node.engine.call(caller, call("once"), stop).await }
+    };
+    let client = tokio::time::timeout(Duration::from_millis(5), plainly(&caller)).await;
+    assert!(client.is_err(), "it leaves, and its call goes on");
+    let work = node.script.next().await;
+    let refused = plainly(&caller).await;
+    assert!(matches!(refused, Err(Refusal::LimitReached { limit: "limits.streams", most: 1, .. })), "{refused:?}");
+    let (called, ()) = tokio::join!(plainly(&other), async { node.script.next().await.answer("another's") });
+    assert_eq!(called.unwrap(), Called::Outcome(result("another's")));
+    work.answer("at last");
+    // The place is given up just after the work has ended.
+    let again = loop {
+        tokio::select! {
+            again = node.script.next() => break again,
+            refused = plainly(&caller) => assert!(refused.is_err(), "{refused:?}"),
+        }
+    };
+    again.answer("again");
 }
 
 // req: TASK-23
