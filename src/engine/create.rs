@@ -76,6 +76,7 @@ impl Engine {
                 run_limit: new.run_limit,
             },
         });
+        let _claiming = self.runner.claiming(claim.iter().map(|claim| claim.lease.token).collect());
         self.store.scoped(&caller.auth).create(new).await?;
         tracing::debug!(task.id = %task.id, tool = task.tool, claimed = claim.is_some(), "task created");
         self.run_or_queue(claim, slot);

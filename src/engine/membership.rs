@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Engine;
-use crate::domain::clock::Clock;
+use crate::domain::clock::{Clock, Timestamp};
 use crate::domain::ids::NodeId;
 use crate::store::{StoreError, SystemStore};
 
@@ -16,8 +16,13 @@ pub(super) const LEASE: Duration = Duration::from_secs(20);
 const FRESH: Duration = Duration::from_secs(10);
 /// Heartbeats that must have landed in time before a node may judge others.
 const TO_JUDGE: u32 = 4;
+/// Forgotten leases are looked for with every so many heartbeats.
+const LOOK_EVERY: u64 = 4;
 /// A measurement that moves the clock by more than this is suspicious.
 const SUSPICIOUS: Duration = Duration::from_secs(10);
+/// A heartbeat that took longer measures nothing: where in that time the database read its clock is not known. On SQLite a
+/// heartbeat waits for other processes' writes.
+const TELLS_TIME: Duration = Duration::from_secs(1);
 /// For so long nothing is reaped after a suspicious measurement.
 const REAPER_HOLD: Duration = Duration::from_secs(600);
 
@@ -27,10 +32,13 @@ pub(super) struct Membership {
 
 struct State {
     node: NodeId,
-    /// On the boot clock's scale, as all times here.
+    /// When the last heartbeat that landed was sent, on the boot clock's scale as all times here. Not when its answer came:
+    /// a process that stood still in between would take an old heartbeat for a young one.
     last_beat: Duration,
     on_time: u32,
     beats: u64,
+    /// Whether it is time to compare the leases that the database says this node holds with what runs here.
+    look_due: bool,
     reaper_held_until: Duration,
 }
 
@@ -47,9 +55,11 @@ impl Membership {
         let node = NodeId::new();
         let before = clock.boot();
         let database_now = store.register_node(node).await?;
-        let at = clock.boot();
-        clock.adjust(database_now, before + (at - before) / 2);
-        let state = State { node, last_beat: at, on_time: 0, beats: 0, reaper_held_until: Duration::ZERO };
+        let took = clock.boot().saturating_sub(before);
+        // However long it took: there is no better measurement yet.
+        clock.adjust(database_now, before + took / 2);
+        let state =
+            State { node, last_beat: before, on_time: 0, beats: 0, look_due: false, reaper_held_until: Duration::ZERO };
         Ok(Self { state: Mutex::new(state) })
     }
 
@@ -62,29 +72,59 @@ impl Membership {
         boot.saturating_sub(self.lock().last_beat) < FRESH
     }
 
-    pub(super) fn may_judge(&self) -> bool {
-        self.lock().on_time >= TO_JUDGE
+    /// Whether this node has reported well enough to say of others that they have not. One that stood still until now has not,
+    /// whatever it did before.
+    pub(super) fn may_judge(&self, boot: Duration) -> bool {
+        self.is_fresh(boot) && self.lock().on_time >= TO_JUDGE
     }
 
-    pub(super) fn reaper_is_held(&self, boot: Duration) -> bool {
-        boot < self.lock().reaper_held_until
+    /// The time by which rows are reaped; `None` while the clock is in doubt. Time and doubt are read together, so that a jump
+    /// of the clock is not used before it is noticed.
+    pub(super) fn reaping_time(&self, clock: &dyn Clock) -> Option<Timestamp> {
+        let state = self.lock();
+        (clock.boot() >= state.reaper_held_until).then(|| clock.now())
     }
 
-    /// Notes a heartbeat that landed at `at`; answers how many there were.
-    fn landed(&self, at: Duration) -> u64 {
+    /// Whether it is time to look for forgotten leases; says so once.
+    pub(super) fn take_look(&self) -> bool {
+        std::mem::take(&mut self.lock().look_due)
+    }
+
+    /// Look for forgotten leases again: the last look failed.
+    pub(super) fn look_again(&self) {
+        self.lock().look_due = true;
+    }
+
+    /// Takes a measurement of the database's clock, and holds the reaper if it moved the clock suspiciously.
+    fn measured(&self, clock: &dyn Clock, database_now: Timestamp, at: Duration) {
+        let mut state = self.lock();
+        let moved = clock.adjust(database_now, at);
+        if moved > SUSPICIOUS {
+            let (moved_s, held_s) = (moved.as_secs(), REAPER_HOLD.as_secs());
+            tracing::warn!(
+                moved_s,
+                held_s,
+                "the database's clock moved against this node's; nothing is deleted for a while"
+            );
+            state.reaper_held_until = clock.boot() + REAPER_HOLD;
+        }
+    }
+
+    /// Notes a heartbeat that was sent at `sent` and had landed by `at`.
+    fn landed(&self, sent: Duration, at: Duration) {
         let mut state = self.lock();
         let in_time = at.saturating_sub(state.last_beat) < 2 * HEARTBEAT;
         state.on_time = if in_time { state.on_time + 1 } else { 0 };
-        state.last_beat = at;
+        state.last_beat = sent;
         state.beats += 1;
-        state.beats
+        state.look_due |= state.beats.is_multiple_of(LOOK_EVERY);
     }
 
-    fn reborn(&self, node: NodeId, at: Duration) {
+    fn reborn(&self, node: NodeId, sent: Duration) {
         let mut state = self.lock();
         state.node = node;
         state.on_time = 0;
-        state.last_beat = at;
+        state.last_beat = sent;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -102,11 +142,7 @@ impl Engine {
                 () = self.stopped.cancelled() => return,
             }
             if let Err(error) = self.beat_once().await {
-                tracing::warn!(%error, "heartbeat failed; trying again in {} s", HEARTBEAT.as_secs());
-                continue;
-            }
-            if let Err(error) = self.recover_once().await {
-                tracing::warn!(%error, "recovery of other nodes' tasks failed; trying again with the next heartbeat");
+                tracing::warn!(%error, retry_s = HEARTBEAT.as_secs(), "heartbeat failed; trying again");
             }
         }
     }
@@ -127,21 +163,14 @@ impl Engine {
             }
         };
         let at = self.clock.boot();
-        let moved = self.clock.adjust(beat.database_now, before + (at - before) / 2);
-        if moved > SUSPICIOUS {
-            let moved_s = moved.as_secs();
-            tracing::warn!(
-                moved_s,
-                "the database's clock moved against this node's; nothing is deleted for ten minutes"
-            );
-            self.membership.lock().reaper_held_until = at + REAPER_HOLD;
+        let took = at.saturating_sub(before);
+        if took <= TELLS_TIME {
+            self.membership.measured(&*self.clock, beat.database_now, before + took / 2);
         }
         if !beat.alive {
             return self.rebirth().await;
         }
-        if self.membership.landed(at).is_multiple_of(4) {
-            self.recover_forgotten().await?;
-        }
+        self.membership.landed(before, at);
         Ok(BeatOutcome::Alive)
     }
 
@@ -149,9 +178,9 @@ impl Engine {
     async fn rebirth(self: &Arc<Self>) -> Result<BeatOutcome, StoreError> {
         let old = self.membership.node();
         self.runner.stop_all();
-        let node = NodeId::new();
+        let (node, sent) = (NodeId::new(), self.clock.boot());
         self.store.system().register_node(node).await?;
-        self.membership.reborn(node, self.clock.boot());
+        self.membership.reborn(node, sent);
         tracing::warn!(node.old = %old, node.id = %node, "other nodes declared this one dead; its work was stopped");
         Ok(BeatOutcome::Reborn)
     }

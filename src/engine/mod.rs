@@ -4,7 +4,7 @@
 //! Knows nothing of HTTP, of JSON-RPC envelopes or of SQL. It takes the time from its [`Clock`] and passes it on.
 //!
 //! Background work ([`Engine::start`]) is made of steps that tests call one by one: [`Engine::beat_once`],
-//! [`Engine::claim_once`], [`Engine::watch_once`], [`Engine::reap_once`].
+//! [`Engine::recover_once`], [`Engine::claim_once`], [`Engine::watch_once`], [`Engine::reap_once`].
 
 mod call;
 mod cancel;
@@ -61,7 +61,7 @@ pub struct EngineRules {
     pub arguments_limit: usize,
     /// Bytes of a status message.
     pub message_limit: usize,
-    /// `tasks/result` calls of one context that may wait on this node at once.
+    /// Requests of one context that may wait on this node at once: `tasks/result`, and calls that are no tasks.
     pub waiters_per_context: usize,
     /// Legacy sessions unused for longer than this are forgotten.
     pub session_idle: Duration,
@@ -189,9 +189,10 @@ impl Engine {
         }))
     }
 
-    /// Starts heartbeats, claiming, watching and reaping; they end with [`Self::drain`].
+    /// Starts heartbeats, recovery, claiming, watching and reaping; they end with [`Self::drain`].
     pub fn start(self: &Arc<Self>) {
         lifecycle::spawn("heartbeat", Arc::clone(self).heartbeat_loop());
+        lifecycle::spawn("recover", Arc::clone(self).recover_loop());
         lifecycle::spawn("claim", Arc::clone(self).claim_loop());
         lifecycle::spawn("watch", Arc::clone(self).watch_loop());
         lifecycle::spawn("reap", Arc::clone(self).reap_loop());

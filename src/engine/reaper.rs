@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Engine;
+use crate::domain::clock::Timestamp;
 use crate::domain::outcome::{Failure, Outcome};
 use crate::store::{End, Ended, StoreError};
 
@@ -47,25 +48,23 @@ impl Engine {
     /// If the store fails; what was removed stays removed.
     pub async fn reap_once(self: &Arc<Self>) -> Result<Reaped, StoreError> {
         let mut reaped = Reaped::default();
-        if self.membership.reaper_is_held(self.clock.boot()) {
-            return Ok(reaped);
-        }
+        let Some(now) = self.membership.reaping_time(&*self.clock) else { return Ok(reaped) };
         let store = self.store.system();
-        reaped.ended = self.end_overdue().await?;
-        let now = self.clock.now();
+        let ended = self.end_overdue(now).await;
         reaped.tasks = in_batches(|| store.reap(now, BATCH)).await?;
         let idle = now - self.rules.session_idle;
         reaped.sessions = in_batches(|| store.reap_sessions(idle, BATCH)).await?;
         reaped.nodes = store.forget_nodes(now - NODE_RETENTION).await?;
+        // Last, so that one live row that cannot be ended does not keep all the ended ones.
+        reaped.ended = ended?;
         Ok(reaped)
     }
 
     /// Ends tasks that reached the hard lifetime, whoever runs them (KEEP-05).
-    async fn end_overdue(&self) -> Result<u64, StoreError> {
+    async fn end_overdue(&self, now: Timestamp) -> Result<u64, StoreError> {
         let store = self.store.system();
         let mut ended = 0;
         loop {
-            let now = self.clock.now();
             let overdue = store.overdue(now, BATCH).await?;
             for over in &overdue {
                 let task = &over.task;

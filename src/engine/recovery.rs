@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+
 use super::Engine;
-use super::membership::LEASE;
+use super::membership::{HEARTBEAT, LEASE};
 use crate::domain::clock::Timestamp;
 use crate::domain::lease::{RestartPolicy, backoff};
 use crate::domain::outcome::{Failure, Outcome};
@@ -16,12 +18,31 @@ const BATCH: u32 = 200;
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Judges the other nodes, if this one may, and recovers the tasks of the dead.
+    /// Apart from the heartbeats: the recovery of a large node may take longer than others wait for a heartbeat.
+    pub(super) async fn recover_loop(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(HEARTBEAT);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.stopped.cancelled() => return,
+            }
+            if let Err(error) = self.recover_once().await {
+                tracing::warn!(%error, retry_s = HEARTBEAT.as_secs(), "recovery of lost tasks failed; trying again");
+            }
+        }
+    }
+
+    /// Recovers what this node itself has lost, if it is time to look; judges the other nodes, if this one may, and recovers
+    /// the tasks of the dead. Answers how many of those.
     ///
     /// # Errors
     /// If the store fails; what was recovered stays recovered.
     pub async fn recover_once(self: &Arc<Self>) -> Result<usize, StoreError> {
-        if !self.membership.may_judge() {
+        if self.membership.take_look() {
+            self.recover_forgotten().await.inspect_err(|_| self.membership.look_again())?;
+        }
+        if !self.membership.may_judge(self.clock.boot()) {
             return Ok(0);
         }
         for node in self.store.system().declare_dead(self.membership.node(), LEASE).await? {
@@ -39,15 +60,15 @@ impl Engine {
             let claims = store.orphans(after, BATCH).await?;
             let Some(last) = claims.last() else { break };
             after = Some(last.lease.task);
-            for claim in &claims {
-                recovered += usize::from(self.recover(claim, "its node was lost").await?);
-            }
+            // Together, so that they share commits.
+            let settled = try_join_all(claims.iter().map(|claim| self.recover(claim, "its node was lost"))).await?;
+            recovered += settled.into_iter().filter(|&settled| settled).count();
         }
         Ok(recovered)
     }
 
     /// Compares the leases that the database says this node holds with what its runner knows.
-    pub(super) async fn recover_forgotten(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn recover_forgotten(self: &Arc<Self>) -> Result<(), StoreError> {
         let store = self.store.system();
         let old = self.clock.now() - FORGOTTEN;
         for lease in store.held(self.membership.node()).await? {
@@ -72,9 +93,12 @@ impl Engine {
             return Ok(settled);
         }
         let finish = Finish { task: claim.lease.task, token: claim.lease.token, end: self.lost_end(claim, why, now) };
-        let ended = store.finish(finish).await?;
-        self.settled(claim.lease.task);
-        Ok(matches!(ended, Ended::Done(_)))
+        let ended = matches!(store.finish(finish).await?, Ended::Done(_));
+        // Else another write was first; what runs under another lease, perhaps here, goes on.
+        if ended {
+            self.settled(claim.lease.task);
+        }
+        Ok(ended)
     }
 
     pub(super) fn lost_end(&self, claim: &Claim, detail: &str, now: Timestamp) -> End {

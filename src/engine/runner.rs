@@ -1,6 +1,6 @@
 //! The runner: claims waiting tasks for its free slots and runs each attempt to its end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -44,12 +44,47 @@ pub(super) struct Runner {
     slots: Arc<Semaphore>,
     all_slots: usize,
     running: Mutex<HashMap<TaskId, Running>>,
+    /// Tokens of claims that are being committed: nothing runs under them yet, and yet they are not forgotten.
+    claiming: Mutex<HashSet<LeaseToken>>,
     /// Whether a waiting row may exist that this node knows of; then new tasks do not overtake it.
     waiting: AtomicBool,
     /// Told when a slot is freed or a task begins to wait.
     claimable: Arc<Notify>,
     /// Told when something begins to run.
     pub(super) started: Notify,
+}
+
+/// Claims under way, until it is known here what became of them.
+pub(super) struct Claiming<'r> {
+    runner: &'r Runner,
+    tokens: Vec<LeaseToken>,
+}
+
+impl Drop for Claiming<'_> {
+    fn drop(&mut self) {
+        let mut claiming = lock(&self.runner.claiming);
+        for token in &self.tokens {
+            claiming.remove(token);
+        }
+    }
+}
+
+/// An attempt in progress; forgotten on drop, also by a panic, so that recovery finds a claim that lost its runner.
+struct Attempting {
+    engine: Arc<Engine>,
+    task: TaskId,
+    token: LeaseToken,
+}
+
+impl Drop for Attempting {
+    fn drop(&mut self) {
+        let mut running = self.engine.runner.lock();
+        if running.get(&self.task).is_some_and(|running| running.token == self.token) {
+            running.remove(&self.task);
+        }
+        drop(running);
+        self.engine.waiters.wake(self.task);
+    }
 }
 
 struct Running {
@@ -64,6 +99,7 @@ impl Runner {
             slots: Arc::new(Semaphore::new(slots)),
             all_slots: slots,
             running: Mutex::default(),
+            claiming: Mutex::default(),
             waiting: AtomicBool::new(true), // until the first look says otherwise
             claimable: Arc::default(),
             started: Notify::new(),
@@ -83,8 +119,15 @@ impl Runner {
         self.lock().keys().copied().collect()
     }
 
+    /// To be held from before a claim is sent until what it got runs.
+    pub(super) fn claiming(&self, tokens: Vec<LeaseToken>) -> Claiming<'_> {
+        lock(&self.claiming).extend(&tokens);
+        Claiming { runner: self, tokens }
+    }
+
     pub(super) fn knows(&self, task: TaskId, token: LeaseToken) -> bool {
-        self.lock().get(&task).is_some_and(|running| running.token == token)
+        // In the order in which a claim passes through them.
+        lock(&self.claiming).contains(&token) || self.lock().get(&task).is_some_and(|running| running.token == token)
     }
 
     /// Stops the work of a task that ended otherwise.
@@ -106,21 +149,33 @@ impl Runner {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<TaskId, Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.running)
     }
+}
+
+/// A poisoned lock is taken all the same: nothing under it is left half changed.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
     pub(super) async fn claim_loop(self: Arc<Self>) {
         let mut announced: Option<Instant> = None;
+        let mut looked = Instant::now();
         loop {
             let told = tokio::select! {
                 () = self.runner.claimable.notified() => true,
-                () = tokio::time::sleep(LOOK) => false,
+                // Counted from the last look: slots that are freed all the time must not put it off for ever.
+                () = tokio::time::sleep_until(looked + LOOK) => false,
                 () = self.stopped.cancelled() => return,
             };
             // A slot that was freed while nobody waits is worth no question to the database.
-            if self.is_draining() || told && !self.runner.waiting.load(Ordering::SeqCst) {
+            if told && looked.elapsed() < LOOK && !self.runner.waiting.load(Ordering::SeqCst) {
+                continue;
+            }
+            looked = Instant::now();
+            // What a node claims that does not report would only be handed back.
+            if self.is_draining() || !self.membership.is_fresh(self.clock.boot()) {
                 continue;
             }
             if let Err(error) = self.claim_once().await {
@@ -150,11 +205,13 @@ impl Engine {
                 return Ok(claimed);
             }
             // Lowered before the look: a task that begins to wait after it raises it again.
-            let knew = self.runner.waiting.swap(false, Ordering::SeqCst);
-            let tokens = slots.iter().map(|_| LeaseToken::new()).collect();
+            self.runner.waiting.store(false, Ordering::SeqCst);
+            let tokens: Vec<_> = slots.iter().map(|_| LeaseToken::new()).collect();
+            let _claiming = self.runner.claiming(tokens.clone());
             let wanted = slots.len();
             let claims = self.store.system().claim(self.membership.node(), tokens, RUNNING, self.clock.now()).await;
-            let claims = claims.inspect_err(|_| self.runner.waiting.store(knew, Ordering::SeqCst))?;
+            // Not what was known before: a task may have begun to wait meanwhile.
+            let claims = claims.inspect_err(|_| self.runner.waiting.store(true, Ordering::SeqCst))?;
             let got = claims.len();
             for (claim, slot) in claims.into_iter().zip(slots) {
                 self.run_in_background(claim, slot);
@@ -172,22 +229,16 @@ impl Engine {
         let running =
             Running { token: claim.lease.token, stop: CancellationToken::new(), hand_back: CancellationToken::new() };
         let (stop, hand_back) = (running.stop.clone(), running.hand_back.clone());
+        self.runner.lock().insert(claim.lease.task, running);
+        // After the insertion: a drain that begins before it does not find this one among the running.
         if self.is_draining() {
             hand_back.cancel();
         }
-        self.runner.lock().insert(claim.lease.task, running);
         self.runner.started.notify_one();
-        let engine = Arc::clone(self);
+        let attempting = Attempting { engine: Arc::clone(self), task: claim.lease.task, token: claim.lease.token };
         lifecycle::spawn("attempt", async move {
-            let task = claim.lease.task;
-            let token = claim.lease.token;
-            engine.run_attempt(&claim, &stop, &hand_back).await;
-            let mut running = engine.runner.lock();
-            if running.get(&task).is_some_and(|running| running.token == token) {
-                running.remove(&task);
-            }
-            drop(running);
-            engine.waiters.wake(task);
+            attempting.engine.run_attempt(&claim, &stop, &hand_back).await;
+            drop(attempting);
             drop(slot);
         });
     }

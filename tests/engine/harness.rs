@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use taskhold::domain::clock::{ManualClock, Timestamp};
+use taskhold::domain::clock::{Clock, ManualClock, Timestamp};
 use taskhold::domain::context::{AuthContext, ContextKey, Credential};
 use taskhold::domain::ids::{TaskId, TokenId};
 use taskhold::domain::json::RawJson;
@@ -36,10 +36,15 @@ impl World {
 
     /// One more node on the world's database, with a first look at the queue behind it.
     pub async fn node(&self) -> Node {
+        self.node_with(self.clock.clone()).await
+    }
+
+    /// The same with a clock of its own.
+    pub async fn node_with(&self, clock: Arc<dyn Clock>) -> Node {
         let script = Script::new();
         let parts = EngineParts {
             store: self.database.store.clone(),
-            clock: self.clock.clone(),
+            clock,
             executor: script.clone(),
             catalogue: Tools::new(tools()),
             rules: self.rules.clone(),

@@ -12,6 +12,7 @@ contract! {
     tasks_beyond_the_slots_wait_their_turn,
     another_node_takes_what_one_has_no_slot_for,
     a_queued_task_is_cancelled_without_ever_running,
+    a_busy_node_still_looks_for_what_waits,
 }
 
 // req: LIFE-10
@@ -71,6 +72,28 @@ async fn a_queued_task_is_cancelled_without_ever_running(database: TestDatabase)
     node.engine.result(&caller, running.id).await.unwrap();
     node.engine.claim_once().await.unwrap();
     assert!(node.script.is_idle().await);
+}
+
+async fn a_busy_node_still_looks_for_what_waits(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.slots = 1;
+    let (full, caller) = (world.node().await, world.caller("a").await);
+    full.create(&caller, "once").await;
+    let waiting = full.create(&caller, "once").await;
+    world.rules.slots = 8;
+    let busy = world.node().await;
+    // Taken by that node's first look; this one is waiting again, with nobody told.
+    busy.script.next().await.answer("first look");
+    busy.engine.result(&caller, waiting.id).await.unwrap();
+    let waiting = full.create(&caller, "once").await;
+    busy.engine.start();
+    let served = async {
+        while busy.status(&caller, waiting.id).await == Status::Working {
+            busy.create(&caller, "once").await;
+            busy.script.next().await.answer("done");
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(10), served).await.is_ok(), "it waits while slots are free");
 }
 
 /// Claims until the freed slot has its next call: the slot is given back just after the outcome is there.

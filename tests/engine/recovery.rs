@@ -1,7 +1,11 @@
 //! Lost runners, zombies, retries, clean stops.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use taskhold::domain::clock::{Clock, Timestamp};
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::engine::BeatOutcome;
@@ -21,6 +25,10 @@ contract! {
     a_stop_does_not_wait_for_ever,
     a_claim_that_no_runner_knows_is_recovered,
     a_node_that_lost_its_database_dispatches_nothing,
+    a_heartbeat_that_took_long_measures_nothing,
+    a_slow_commit_is_not_taken_for_a_lost_runner,
+    a_node_that_stood_still_judges_nobody_and_sends_nothing,
+    a_call_that_was_not_sent_when_the_stop_began_is_handed_back,
 }
 
 // req: KEEP-06, KEEP-07, KEEP-09
@@ -162,14 +170,12 @@ async fn a_claim_that_no_runner_knows_is_recovered(database: TestDatabase) {
     node.create(&caller, "once").await;
     let forgotten = node.create(&caller, "once").await;
     world.database.claim_for_the_only_node(forgotten.id, node.engine.now()).await;
-    for _ in 0..4 {
-        node.engine.beat_once().await.unwrap();
-    }
+    node.beat_until_it_may_judge().await;
+    node.engine.recover_once().await.unwrap();
     assert_eq!(node.status(&caller, forgotten.id).await, Status::Working, "it may still be on its way");
     world.clock.advance(Duration::from_secs(11));
-    for _ in 0..4 {
-        node.engine.beat_once().await.unwrap();
-    }
+    node.beat_until_it_may_judge().await;
+    node.engine.recover_once().await.unwrap();
     assert_eq!(node.status(&caller, forgotten.id).await, Status::Ended(Ending::Failed));
 }
 
@@ -187,6 +193,108 @@ async fn a_node_that_lost_its_database_dispatches_nothing(database: TestDatabase
     assert_eq!(work.call.attempt, 1);
     work.answer("later");
     node.engine.result(&caller, task.id).await.unwrap();
+}
+
+// req: KEEP-07
+async fn a_slow_commit_is_not_taken_for_a_lost_runner(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, caller) = (world.node().await, world.caller("a").await);
+    let creations = async {
+        let mut made = Vec::new();
+        for _ in 0..40 {
+            made.push(node.create(&caller, "once").await.id);
+        }
+        made
+    };
+    // Each claim is older than any patience by the time its commit is there.
+    let looks = async {
+        loop {
+            world.clock.advance(Duration::from_secs(11));
+            node.beat_until_it_may_judge().await;
+            node.engine.recover_once().await.unwrap();
+        }
+    };
+    let made = tokio::select! {
+        made = creations => made,
+        () = looks => unreachable!("it looks for ever"),
+    };
+    for id in made {
+        assert_eq!(node.status(&caller, id).await, Status::Working);
+    }
+}
+
+/// A boot-time clock that moves by a step whenever it is read, and counts measurements.
+#[derive(Default)]
+struct Stepping {
+    boot: AtomicU64,
+    step_s: AtomicU64,
+    measured: AtomicU64,
+}
+
+impl Clock for Stepping {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(0) + self.boot()
+    }
+
+    fn boot(&self) -> Duration {
+        Duration::from_secs(self.boot.fetch_add(self.step_s.load(SeqCst), SeqCst))
+    }
+
+    fn adjust(&self, _database: Timestamp, _at: Duration) -> Duration {
+        self.measured.fetch_add(1, SeqCst);
+        Duration::ZERO
+    }
+}
+
+// req: KEEP-04
+async fn a_heartbeat_that_took_long_measures_nothing(database: TestDatabase) {
+    let world = World::new(database).await;
+    let clock = Arc::new(Stepping::default());
+    let node = world.node_with(clock.clone()).await;
+    let measured = async || {
+        node.engine.beat_once().await.unwrap();
+        clock.measured.load(SeqCst)
+    };
+    assert_eq!(measured().await, 2, "at the start and by this heartbeat");
+    clock.step_s.store(8, SeqCst); // as when another process holds SQLite's lock
+    assert_eq!(measured().await, 2);
+    clock.step_s.store(0, SeqCst);
+    assert_eq!(measured().await, 3);
+}
+
+// req: KEEP-09
+async fn a_node_that_stood_still_judges_nobody_and_sends_nothing(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (doomed, node, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    doomed.create(&caller, "once").await;
+    node.beat_until_it_may_judge().await;
+    world.database.silence_nodes(Duration::from_secs(30)).await;
+    // Both stood still, as on a machine that slept: this one wakes up first.
+    world.clock.advance(Duration::from_secs(30));
+    assert_eq!(node.engine.recover_once().await.unwrap(), 0);
+    let task = node.create(&caller, "once").await;
+    node.until_message(&caller, task.id, "queued: the node that claimed it lost its database").await;
+    assert!(node.script.is_idle().await);
+}
+
+// req: KEEP-10
+async fn a_call_that_was_not_sent_when_the_stop_began_is_handed_back(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.slots = 1;
+    let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    staying.create(&caller, "once").await;
+    let (first, waiting) = (staying.script.next().await, staying.create(&caller, "once").await);
+    // The claim is on its way when the stop begins.
+    let (claimed, ()) = tokio::join!(leaving.engine.claim_once(), leaving.engine.drain(Duration::from_secs(30)));
+    assert_eq!(claimed.unwrap(), 1);
+    assert!(leaving.script.is_idle().await);
+    assert_eq!(staying.message(&caller, waiting.id).await, "queued: the service is being restarted");
+    first.answer("done");
+    claim(&staying).await;
+    let second = staying.script.next().await;
+    assert_eq!(second.call.attempt, 1, "a hand-back is no attempt");
+    second.answer("elsewhere");
+    assert_eq!(staying.engine.result(&caller, waiting.id).await.unwrap().1, result("elsewhere"));
 }
 
 /// Claims one task; the slot of the attempt before may be given back a moment after its end was written.

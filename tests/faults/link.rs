@@ -200,6 +200,7 @@ async fn a_claim_of_which_its_node_never_hears_is_recovered() {
             beats += u32::from(claimer.engine.beat_once().await.is_ok());
             tokio::task::yield_now().await;
         }
+        until_ok(|| claimer.engine.recover_once()).await;
         world.clock.advance(Duration::from_secs(2));
         assert_eq!(until_ok(|| claimer.engine.claim_once()).await, usize::from(again), "{tool}");
         if again {

@@ -23,6 +23,8 @@ const EVENTS: usize = 64;
 /// Pauses between tries to write an end while the database is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Why a draining node hands back.
+const RESTARTING: &str = "the service is being restarted";
 
 /// What becomes of the claim.
 enum Settlement {
@@ -47,11 +49,14 @@ impl Engine {
         stop: &CancellationToken,
         hand_back: &CancellationToken,
     ) {
-        let settlement = if self.membership.is_fresh(self.clock.boot()) {
-            self.dispatch(claim, stop, hand_back).await
-        } else {
+        let settlement = if !self.membership.is_fresh(self.clock.boot()) {
             // Others may be about to take this task over: do not send a call that they might repeat.
             Settlement::Release(self.hand_back(claim, "the node that claimed it lost its database"))
+        } else if self.is_draining() {
+            // Nothing was sent yet, so it may go elsewhere whatever the policy.
+            Settlement::Release(self.hand_back(claim, RESTARTING))
+        } else {
+            self.dispatch(claim, stop, hand_back).await
         };
         self.settle(claim, settlement).await;
     }
@@ -78,6 +83,8 @@ impl Engine {
             async move { executor.run(call, events, work_stop).await }
         });
         let halt = tokio::select! {
+            // An answer that is there counts, whatever else has come.
+            biased;
             attempt = &mut work => {
                 let _last_note_written = notes.await;
                 return match attempt {
@@ -102,7 +109,7 @@ impl Engine {
         match halt {
             Halt::Superseded => Settlement::Nothing,
             Halt::RunLimit => self.failed(claim, &Failure::RunTimeExceeded { limit_s: claim.work.run_limit.as_secs() }),
-            Halt::HandBack => Settlement::Release(self.hand_back(claim, "the service is being restarted")),
+            Halt::HandBack => Settlement::Release(self.hand_back(claim, RESTARTING)),
             Halt::ServiceStopped => {
                 Settlement::End(self.lost_end(claim, "the service was stopped while it ran", self.clock.now()))
             }
