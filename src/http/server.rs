@@ -211,6 +211,45 @@ mod tests {
 
     // req: HTTP-12
     #[tokio::test]
+    async fn a_head_that_comes_in_drops_ends_the_connection() {
+        let rules = ServerRules { header_timeout: Duration::from_millis(100), ..ServerRules::default() };
+        let running = start(rules, PATIENCE).await;
+        let mut stream = connect(&running).await;
+        let (mut reader, mut writer) = stream.split();
+        let drops = async {
+            writer.write_all(b"GET /wait HTTP/1.1\r\nx: ").await.unwrap();
+            // Each in time, but never a whole head.
+            while writer.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let closed = async {
+            let mut answer = Vec::new();
+            // A reset is an end as well.
+            let _ = reader.read_to_end(&mut answer).await;
+            answer
+        };
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(PATIENCE, closed) => answer.expect("it is closed"),
+            () = drops => Vec::new(),
+        };
+        assert!(!String::from_utf8_lossy(&answer).contains("200"));
+    }
+
+    // req: HTTP-12
+    #[tokio::test]
+    async fn a_connection_that_is_idle_after_an_answer_is_closed() {
+        let rules = ServerRules { header_timeout: Duration::from_millis(300), ..ServerRules::default() };
+        let running = start(rules, PATIENCE).await;
+        let mut stream = connect(&running).await;
+        running.release.notify_one();
+        stream.write_all(REQUEST).await.unwrap();
+        assert!(read_answer(&mut stream).await.ends_with("done"));
+        assert_eq!(read_answer(&mut stream).await, "", "closed without a further answer");
+    }
+
+    // req: HTTP-12
+    #[tokio::test]
     async fn connections_over_the_bound_wait_for_a_place() {
         let running = start(ServerRules { connections: 1, ..ServerRules::default() }, PATIENCE).await;
         let mut first = connect(&running).await;

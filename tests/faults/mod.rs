@@ -1,3 +1,4 @@
 //! What breaks around the service, on purpose.
 
 mod link;
+mod pool;

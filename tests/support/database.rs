@@ -140,6 +140,14 @@ pub async fn run(url: &str, statements: &str) {
     }
 }
 
+/// Runs a statement on PostgreSQL in a transaction that lasts as long as what this answers.
+pub async fn hold(url: &str, statement: &str) -> PgConnection {
+    let mut connection = PgConnection::connect(url).await.expect("connects");
+    let statements = AssertSqlSafe(format!("BEGIN; {statement}"));
+    sqlx::raw_sql(statements).execute(&mut connection).await.expect("runs");
+    connection
+}
+
 /// The first column of the only row.
 pub async fn number(url: &str, query: &str) -> i64 {
     let query = AssertSqlSafe(query.to_owned());

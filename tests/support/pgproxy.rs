@@ -34,6 +34,7 @@ struct Shared {
     server: SocketAddr,
     arms: Mutex<Vec<Arm>>,
     refusing: AtomicBool,
+    full: AtomicBool,
     accepted: AtomicUsize,
     /// Cancelled, and replaced, to reset or to blackhole all links there are.
     links: Mutex<Links>,
@@ -61,6 +62,7 @@ impl PgProxy {
             server,
             arms: Mutex::default(),
             refusing: AtomicBool::new(false),
+            full: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             links: Mutex::default(),
             stop: CancellationToken::new(),
@@ -100,6 +102,11 @@ impl PgProxy {
     /// Whether new links are closed at once.
     pub fn refuse(&self, refuse: bool) {
         self.shared.refusing.store(refuse, Ordering::SeqCst);
+    }
+
+    /// Whether new links are told that the server has no place for them.
+    pub fn fill(&self, full: bool) {
+        self.shared.full.store(full, Ordering::SeqCst);
     }
 
     /// How many links were opened so far.
@@ -144,8 +151,13 @@ impl Shared {
     }
 
     async fn pass(&self, mut client: TcpStream, blackhole: &CancellationToken) -> Result<()> {
-        let mut server = TcpStream::connect(self.server).await?;
         client.set_nodelay(true)?;
+        if self.full.load(Ordering::SeqCst) {
+            startup(&mut client).await?;
+            client.write_all(&no_place()).await?;
+            return client.shutdown().await;
+        }
+        let mut server = TcpStream::connect(self.server).await?;
         server.set_nodelay(true)?;
         server.write_all(&startup(&mut client).await?).await?;
         let (from_client, to_client) = client.into_split();
@@ -324,6 +336,13 @@ async fn startup(client: &mut TcpStream) -> Result<Vec<u8>> {
         }
         client.write_all(b"N").await?;
     }
+}
+
+/// What a server says whose `max_connections` are all taken.
+fn no_place() -> Vec<u8> {
+    let fields = b"SFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
+    let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+    [&b"E"[..], &length, fields].concat()
 }
 
 /// Takes a text that ends with a zero byte.

@@ -96,6 +96,16 @@ impl Server {
         found.unwrap_or_else(|| panic!("no line with {part:?} in:\n{}", self.log.join("\n")))
     }
 
+    /// Takes what it has written to standard error until the time is over.
+    pub async fn listen_for(&mut self, time: Duration) -> Vec<String> {
+        let deadline = tokio::time::Instant::now() + time;
+        let before = self.log.len();
+        while let Ok(Some(line)) = tokio::time::timeout_at(deadline, self.lines.recv()).await {
+            self.log.push(line);
+        }
+        self.log[before..].to_vec()
+    }
+
     pub fn pid(&self) -> i32 {
         self.child.id().and_then(|id| id.try_into().ok()).expect("it runs")
     }

@@ -5,3 +5,4 @@ mod catalog;
 mod harness;
 mod links;
 mod processes;
+mod session;
