@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::client::Client;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
-use crate::support::server::{BINARY, Server, new_token};
+use crate::support::server::{Server, binary, new_token};
 
 contract! {
     an_idle_service_is_silent_and_hardly_asks,
@@ -19,8 +19,9 @@ const WATCHED: Duration = Duration::from_secs(6);
 /// This is the half of OPS-10 that needs no metrics.
 async fn an_idle_service_is_silent_and_hardly_asks(database: TestDatabase) {
     let folder = tempfile::tempdir().unwrap();
+    let binary = binary();
     let config = format!(
-        "log = \"info,sqlx::query=debug\"\n[[upstreams]]\nname = \"test\"\ncommand = [\"{BINARY}\", \"demo-server\", \"--test-tools\"]\n"
+        "log = \"info,sqlx::query=debug\"\n[[upstreams]]\nname = \"test\"\ncommand = [\"{binary}\", \"demo-server\", \"--test-tools\"]\n"
     );
     std::fs::write(folder.path().join("taskhold.toml"), config).unwrap();
     let token = new_token(&database.url, "idle").await;

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::client::Client;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
-use crate::support::server::{BINARY, PATIENCE, Server, new_token};
+use crate::support::server::{PATIENCE, Server, binary, new_token};
 
 contract! {
     no_token_reaches_an_upstream_or_a_log,
@@ -22,8 +22,9 @@ tee -a "$RECORD" | "$0" demo-server --test-tools
 async fn no_token_reaches_an_upstream_or_a_log(database: TestDatabase) {
     let folder = tempfile::tempdir().unwrap();
     let record = folder.path().join("record");
+    let binary = binary();
     let config = format!(
-        "log = \"trace\"\n[[upstreams]]\nname = \"test\"\ncommand = [\"sh\", \"-c\", '''{RECORDING}''', \"{BINARY}\"]\n\
+        "log = \"trace\"\n[[upstreams]]\nname = \"test\"\ncommand = [\"sh\", \"-c\", '''{RECORDING}''', \"{binary}\"]\n\
          env = {{ RECORD = \"{}\" }}\n",
         record.display()
     );
