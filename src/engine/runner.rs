@@ -288,3 +288,19 @@ impl Engine {
         storable(text, self.rules.message_limit)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Its commit may take longer than the patience with forgotten claims.
+    #[test]
+    fn a_claim_under_way_is_not_forgotten() {
+        let runner = Runner::new(1);
+        let (task, token) = (TaskId::new(), LeaseToken::new());
+        let claiming = runner.claiming(vec![token]);
+        assert!(runner.knows(task, token) && !runner.knows(task, LeaseToken::new()));
+        drop(claiming);
+        assert!(!runner.knows(task, token));
+    }
+}

@@ -26,7 +26,6 @@ contract! {
     a_claim_that_no_runner_knows_is_recovered,
     a_node_that_lost_its_database_dispatches_nothing,
     a_heartbeat_that_took_long_measures_nothing,
-    a_slow_commit_is_not_taken_for_a_lost_runner,
     a_node_that_stood_still_judges_nobody_and_sends_nothing,
     a_call_that_was_not_sent_when_the_stop_began_is_handed_back,
 }
@@ -193,34 +192,6 @@ async fn a_node_that_lost_its_database_dispatches_nothing(database: TestDatabase
     assert_eq!(work.call.attempt, 1);
     work.answer("later");
     node.engine.result(&caller, task.id).await.unwrap();
-}
-
-// req: KEEP-07
-async fn a_slow_commit_is_not_taken_for_a_lost_runner(database: TestDatabase) {
-    let world = World::new(database).await;
-    let (node, caller) = (world.node().await, world.caller("a").await);
-    let creations = async {
-        let mut made = Vec::new();
-        for _ in 0..40 {
-            made.push(node.create(&caller, "once").await.id);
-        }
-        made
-    };
-    // Each claim is older than any patience by the time its commit is there.
-    let looks = async {
-        loop {
-            world.clock.advance(Duration::from_secs(11));
-            node.beat_until_it_may_judge().await;
-            node.engine.recover_once().await.unwrap();
-        }
-    };
-    let made = tokio::select! {
-        made = creations => made,
-        () = looks => unreachable!("it looks for ever"),
-    };
-    for id in made {
-        assert_eq!(node.status(&caller, id).await, Status::Working);
-    }
 }
 
 /// A boot-time clock that moves by a step whenever it is read, and counts measurements.
