@@ -43,10 +43,15 @@ mod tests {
     }
 
     /// The plan of the statement that lists a page.
-    async fn plan_of_a_page<D: Dialect>(connection: &mut Connection<D>, explain: &str, column: &str) -> String {
+    async fn plan_of_a_page<D: Dialect>(
+        connection: &mut Connection<D>,
+        context: ContextId,
+        explain: &str,
+        column: &str,
+    ) -> String {
         let list = tasks::STATEMENTS.iter().find(|sql| sql.contains("ORDER BY t.created DESC")).unwrap();
         let explain: &'static str = format!("{explain} {list}").leak();
-        let position = args![ContextId::new(), i64::MAX, uuid::Uuid::max(), 5_i64, 50_i64];
+        let position = args![context, i64::MAX, uuid::Uuid::max(), 5_i64, 50_i64];
         let lines: Vec<Row<D>> = D::fetch(connection, explain, position).await.unwrap();
         lines.iter().map(|line| line.text(column).unwrap()).collect::<Vec<_>>().join("\n")
     }
@@ -56,7 +61,8 @@ mod tests {
     async fn a_page_is_a_range_of_the_index_on_sqlite() {
         let folder = tempfile::tempdir().unwrap();
         let mut connection = sqlite(&folder).await;
-        let plan = plan_of_a_page::<SqliteDialect>(&mut connection, "EXPLAIN QUERY PLAN", "detail").await;
+        let plan =
+            plan_of_a_page::<SqliteDialect>(&mut connection, ContextId::new(), "EXPLAIN QUERY PLAN", "detail").await;
         assert!(plan.contains("tasks_by_context (context=? AND (created,id)<(?,?))"), "{plan}");
         assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{plan}");
     }
@@ -65,14 +71,25 @@ mod tests {
     #[tokio::test]
     async fn a_page_is_a_range_of_the_index_on_postgres() {
         let (mut connection, schema) = postgres().await;
-        let rows = "INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
-            attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
-        SELECT gen_random_uuid(), gen_random_uuid(), n, n, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{}'
-        FROM generate_series(1, 20000) n; ANALYZE tasks";
-        connection.execute(sqlx::raw_sql(rows)).await.unwrap();
-        let plan = plan_of_a_page::<PostgresDialect>(&mut connection, "EXPLAIN", "QUERY PLAN").await;
-        assert!(plan.contains("tasks_by_context") && plan.contains("ROW(created, id) <"), "{plan}");
-        assert!(!plan.contains("Sort") && !plan.contains("Seq Scan on tasks"), "{plan}");
+        let context = ContextId::new();
+        let rows = format!(
+            "ALTER TABLE tasks SET (autovacuum_enabled = off);
+            ALTER TABLE task_outcomes SET (autovacuum_enabled = off);
+            INSERT INTO auth_contexts VALUES ('{context}', '', '', '', '', 0);
+            INSERT INTO tasks (id, context, created, updated, ended, status, granted_ttl, poll_interval, restart,
+                attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
+            SELECT gen_random_uuid(), '{context}', n, n, n, 2, 1, 1, 0, 1, 1, 't', 'u', 'v', '{{}}'
+            FROM generate_series(1, 20000) n;
+            INSERT INTO task_outcomes SELECT id, gen_random_uuid(), 1, 1000000, '{{}}' FROM tasks"
+        );
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rows))).await.unwrap();
+        // Before its statistics are there as well as after.
+        for statistics in ["", "ANALYZE tasks; ANALYZE task_outcomes"] {
+            connection.execute(sqlx::raw_sql(statistics)).await.unwrap();
+            let plan = plan_of_a_page::<PostgresDialect>(&mut connection, context, "EXPLAIN", "QUERY PLAN").await;
+            assert!(plan.contains("tasks_by_context") && plan.contains("ROW(created, id) <"), "{plan}");
+            assert!(!plan.contains("Sort") && !plan.contains("Seq Scan") && !plan.contains("Bitmap"), "{plan}");
+        }
         drop_schema(connection, &schema).await;
     }
 
@@ -102,7 +119,7 @@ mod tests {
         SqliteConnection::connect(&url).await.unwrap()
     }
 
-    /// A connection to a migrated schema of its own.
+    /// A connection as the service has it, to a migrated schema of its own.
     async fn postgres() -> (PgConnection, String) {
         #[expect(clippy::disallowed_methods, reason = "the one setting of the tests")]
         let url = std::env::var("TASKHOLD_TEST_POSTGRES_URL")
@@ -110,9 +127,9 @@ mod tests {
         let schema = format!("prepared_{}", TaskId::new().as_uuid().simple());
         let options = DatabaseOptions { url: url.as_str().into(), schema: Some(schema.clone()), max_connections: 1 };
         migrate::migrate(&options).await.unwrap();
-        let mut connection = PgConnection::connect(&url).await.unwrap();
-        connection.execute(sqlx::AssertSqlSafe(format!("SET search_path TO {schema}"))).await.unwrap();
-        (connection, schema)
+        let Ok(options::Target::Postgres(target)) = options.target() else { panic!("it is PostgreSQL") };
+        let service = open_postgres::service_options(&options, &target);
+        (PgConnection::connect_with(&service).await.unwrap(), schema)
     }
 
     async fn drop_schema(mut connection: PgConnection, schema: &str) {
