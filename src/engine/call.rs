@@ -32,6 +32,8 @@ impl Engine {
             return Err(Refusal::TaskRequired { tool: call.name });
         }
         self.check_arguments(&tool, &call).await?;
+        // Kept by the call, not by the client: who leaves and calls again must not pile up work.
+        let seat = self.waiters.sit(caller.auth.id())?;
         let engine = Arc::clone(self);
         let run = lifecycle::spawn("call", {
             let call = Call {
@@ -41,7 +43,10 @@ impl Engine {
                 params: call.params,
                 attempt: 1,
             };
-            async move { engine.run_plainly(&tool, call, stop).await }
+            async move {
+                let _seat = seat;
+                engine.run_plainly(&tool, call, stop).await
+            }
         });
         run.await.map_err(|_| Failure::Internal { detail: "the call's runner panicked".to_owned() }).or_else(
             |failure| {

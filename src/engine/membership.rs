@@ -16,6 +16,8 @@ pub(super) const LEASE: Duration = Duration::from_secs(20);
 const FRESH: Duration = Duration::from_secs(10);
 /// Heartbeats that must have landed in time before a node may judge others.
 const TO_JUDGE: u32 = 4;
+/// A heartbeat that took longer does not measure the clock: when in all that time the database read its own is unknown.
+const MEASURES: Duration = Duration::from_secs(1);
 /// A measurement that moves the clock by more than this is suspicious.
 const SUSPICIOUS: Duration = Duration::from_secs(10);
 /// For so long nothing is reaped after a suspicious measurement.
@@ -127,7 +129,9 @@ impl Engine {
             }
         };
         let at = self.clock.boot();
-        let moved = self.clock.adjust(beat.database_now, before + (at - before) / 2);
+        let took = at.saturating_sub(before);
+        let moved =
+            if took <= MEASURES { self.clock.adjust(beat.database_now, before + took / 2) } else { Duration::ZERO };
         if moved > SUSPICIOUS {
             let moved_s = moved.as_secs();
             tracing::warn!(

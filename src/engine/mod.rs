@@ -61,7 +61,7 @@ pub struct EngineRules {
     pub arguments_limit: usize,
     /// Bytes of a status message.
     pub message_limit: usize,
-    /// `tasks/result` calls of one context that may wait on this node at once.
+    /// `tasks/result` calls that may wait, and plain calls that may run, of one context on this node at once.
     pub waiters_per_context: usize,
     /// Legacy sessions unused for longer than this are forgotten.
     pub session_idle: Duration,
@@ -159,7 +159,7 @@ pub struct Engine {
     cursors: CursorKey,
     membership: Membership,
     runner: Runner,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
     draining: AtomicBool,
     stopped: CancellationToken,
 }
@@ -178,7 +178,7 @@ impl Engine {
             cursors,
             membership,
             runner: Runner::new(rules.slots),
-            waiters: Waiters::new(rules.waiters_per_context),
+            waiters: Arc::new(Waiters::new(rules.waiters_per_context)),
             draining: AtomicBool::new(false),
             stopped: CancellationToken::new(),
             store,

@@ -17,7 +17,7 @@ use crate::store::StoreError;
 /// How long a waiter that could not read its outcome waits before it tries again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Who waits for what on this node.
+/// Who waits on this node: for tasks, and for calls that are none.
 pub(super) struct Waiters {
     state: Mutex<State>,
     per_context: usize,
@@ -36,11 +36,16 @@ struct Entry {
     waiting: usize,
 }
 
-/// One place among the waiters, given up on drop.
-struct Place<'a> {
-    waiters: &'a Waiters,
-    task: TaskId,
+/// One place among those of a context, given up on drop.
+pub(super) struct Seat {
+    waiters: Arc<Waiters>,
     context: ContextId,
+}
+
+/// A seat of one who waits for a task.
+struct Place {
+    seat: Seat,
+    task: TaskId,
     ended: Arc<Notify>,
 }
 
@@ -59,7 +64,9 @@ impl Waiters {
         self.lock().tasks.keys().copied().collect()
     }
 
-    fn join(&self, context: ContextId, task: TaskId) -> Result<Place<'_>, Refusal> {
+    /// # Errors
+    /// [`Refusal::LimitReached`] if the context has no seat left.
+    pub(super) fn sit(self: &Arc<Self>, context: ContextId) -> Result<Seat, Refusal> {
         let mut state = self.lock();
         let of_context = state.contexts.entry(context).or_default();
         if *of_context >= self.per_context {
@@ -70,12 +77,19 @@ impl Waiters {
             });
         }
         *of_context += 1;
+        drop(state);
+        Ok(Seat { waiters: Arc::clone(self), context })
+    }
+
+    fn join(self: &Arc<Self>, context: ContextId, task: TaskId) -> Result<Place, Refusal> {
+        let seat = self.sit(context)?;
+        let mut state = self.lock();
         let entry = state.tasks.entry(task).or_insert_with(|| Entry { ended: Arc::default(), waiting: 0 });
         entry.waiting += 1;
         let ended = Arc::clone(&entry.ended);
         drop(state);
         self.arrived.notify_one();
-        Ok(Place { waiters: self, task, context, ended })
+        Ok(Place { seat, task, ended })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -83,15 +97,21 @@ impl Waiters {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.waiters.lock();
+        let mut state = self.seat.waiters.lock();
         if let Some(entry) = state.tasks.get_mut(&self.task) {
             entry.waiting -= 1;
             if entry.waiting == 0 {
                 state.tasks.remove(&self.task);
             }
         }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.waiters.lock();
         if let Some(count) = state.contexts.get_mut(&self.context) {
             *count -= 1;
             if *count == 0 {

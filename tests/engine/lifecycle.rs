@@ -27,6 +27,7 @@ contract! {
     the_list_is_paged,
     what_may_not_become_a_task_leaves_nothing,
     a_plain_call_makes_no_task,
+    plain_calls_of_one_caller_are_bounded,
     progress_becomes_the_status_message,
     a_panic_of_the_runner_is_an_outcome,
     work_past_its_run_limit_is_stopped,
@@ -282,4 +283,37 @@ async fn errors_of_the_work_end_a_task_as_failed(database: TestDatabase) {
     let (ended, outcome) = node.engine.result(&caller, task.id).await.unwrap();
     assert_eq!((ended.status, outcome), (Status::Ended(Ending::Failed), error));
     assert_eq!(ended.message.as_deref(), Some("a\u{FFFD}b \u{FFFD}"));
+}
+
+async fn plain_calls_of_one_caller_are_bounded(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.waiters_per_context = 2;
+    let (node, caller, other) = (world.node().await, world.caller("a").await, world.caller("b").await);
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let (engine, caller) = (node.engine.clone(), caller.clone());
+        let client = tokio::spawn(async move { engine.call(&caller, call("once"), CancellationToken::new()).await });
+        running.push(node.script.next().await);
+        // The client leaves; its call goes on and still counts.
+        client.abort();
+    }
+    let refused = node.engine.call(&caller, call("once"), CancellationToken::new()).await;
+    assert!(matches!(refused, Err(Refusal::LimitReached { limit: "limits.streams", most: 2, .. })), "{refused:?}");
+    assert!(node.script.is_idle().await, "a call over the limit is not run");
+    let engine = node.engine.clone();
+    let stranger = tokio::spawn(async move { engine.call(&other, call("once"), CancellationToken::new()).await });
+    node.script.next().await.answer("theirs");
+    assert!(stranger.await.unwrap().is_ok(), "the limit is each caller's own");
+    running.pop().unwrap().answer("done");
+    let engine = node.engine.clone();
+    let freed = tokio::spawn(async move {
+        loop {
+            match engine.call(&caller, call("once"), CancellationToken::new()).await {
+                Err(Refusal::LimitReached { .. }) => tokio::task::yield_now().await,
+                called => return called,
+            }
+        }
+    });
+    node.script.next().await.answer("next");
+    assert!(matches!(freed.await.unwrap(), Ok(Called::Outcome(_))));
 }

@@ -1,16 +1,19 @@
 //! Lost runners, zombies, retries, clean stops.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use taskhold::domain::clock::{Clock, ManualClock, Timestamp};
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
-use taskhold::engine::BeatOutcome;
+use taskhold::engine::{BeatOutcome, Engine, EngineParts};
 use taskhold::executor::Attempt;
 
-use super::harness::{Node, World};
+use super::harness::{Node, World, rules};
 use crate::support::contract;
 use crate::support::database::TestDatabase;
-use crate::support::script::result;
+use crate::support::script::{Script, Tools, result};
 
 contract! {
     a_dead_nodes_tasks_go_on_by_their_policy,
@@ -21,6 +24,7 @@ contract! {
     a_stop_does_not_wait_for_ever,
     a_claim_that_no_runner_knows_is_recovered,
     a_node_that_lost_its_database_dispatches_nothing,
+    a_slow_heartbeat_does_not_move_the_clock,
 }
 
 // req: KEEP-06, KEEP-07, KEEP-09
@@ -197,4 +201,51 @@ async fn claim(node: &Node) {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), claimed).await.expect("there is a task to claim");
+}
+
+/// Counts how often it is set; time passes while it is asked if `slow` says so.
+struct CountedClock {
+    hands: Arc<ManualClock>,
+    slow: AtomicBool,
+    set: AtomicU32,
+}
+
+impl Clock for CountedClock {
+    fn now(&self) -> Timestamp {
+        self.hands.now()
+    }
+
+    fn boot(&self) -> Duration {
+        if self.slow.load(Ordering::SeqCst) {
+            self.hands.advance(Duration::from_secs(3));
+        }
+        self.hands.boot()
+    }
+
+    fn adjust(&self, _database: Timestamp, _at: Duration) -> Duration {
+        self.set.fetch_add(1, Ordering::SeqCst);
+        Duration::from_secs(60)
+    }
+}
+
+/// A heartbeat that waited for a lock told a time of its end as that of its middle, and set the clock ahead by it.
+async fn a_slow_heartbeat_does_not_move_the_clock(database: TestDatabase) {
+    let hands = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let clock = Arc::new(CountedClock { hands, slow: AtomicBool::new(false), set: AtomicU32::new(0) });
+    let parts = EngineParts {
+        store: database.store.clone(),
+        clock: clock.clone(),
+        executor: Script::new(),
+        catalogue: Tools::new(Vec::new()),
+        rules: rules(),
+    };
+    let engine = Engine::join(parts).await.unwrap();
+    engine.beat_once().await.unwrap();
+    assert_eq!(clock.set.load(Ordering::SeqCst), 2, "set by joining and by a heartbeat");
+    clock.slow.store(true, Ordering::SeqCst);
+    assert_eq!(engine.beat_once().await.unwrap(), BeatOutcome::Alive);
+    assert_eq!(clock.set.load(Ordering::SeqCst), 2);
+    clock.slow.store(false, Ordering::SeqCst);
+    engine.beat_once().await.unwrap();
+    assert_eq!(clock.set.load(Ordering::SeqCst), 3);
 }
