@@ -34,6 +34,11 @@ impl Default for ServerRules {
 /// Data that a peer does not acknowledge for so long ends its connection: a dead client ends its stream.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT_MS: u32 = 20_000;
+/// After so long without traffic the peer is asked whether it lives, since an answer that is waited for sends nothing.
+#[cfg(target_os = "linux")]
+const PROBE_AFTER: Duration = Duration::from_secs(15);
+#[cfg(target_os = "linux")]
+const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// After a failed accept (no file descriptors left, as a rule).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -124,7 +129,13 @@ async fn connection(
 fn prepare(stream: &TcpStream) {
     let prepared = stream.set_nodelay(true);
     #[cfg(target_os = "linux")]
-    let prepared = prepared.and_then(|()| Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?));
+    let prepared = prepared.and_then(|()| {
+        use rustix::net::sockopt;
+        sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
+        Ok(sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?)
+    });
     if let Err(error) = prepared {
         tracing::debug!(%error, "cannot set a socket option");
     }
@@ -258,5 +269,7 @@ mod tests {
         prepare(&peer);
         assert!(peer.nodelay().unwrap());
         assert_eq!(rustix::net::sockopt::tcp_user_timeout(&peer).unwrap(), USER_TIMEOUT_MS);
+        assert!(rustix::net::sockopt::socket_keepalive(&peer).unwrap());
+        assert_eq!(rustix::net::sockopt::tcp_keepidle(&peer).unwrap(), PROBE_AFTER);
     }
 }
