@@ -12,11 +12,12 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::config::Settings;
 use super::lines::{Line, Lines, Oversize, id_of_broken};
+use super::noise::Noise;
 use super::stdio::{Control, Process, Program};
 use crate::domain::json::RawJson;
 use crate::domain::text::storable;
@@ -39,8 +40,6 @@ const END_SEEN: Duration = Duration::from_secs(1);
 const LINE_SLACK: usize = 64 << 10;
 /// Progress messages wait in memory, so they are cut before; what is shown of them is cut again.
 const MOST_MESSAGE: usize = 4096;
-/// Lines that are none of the protocol are logged at most this often.
-const NOISE_EVERY: Duration = Duration::from_secs(60);
 
 /// An initialized connection. Dropping it ends the upstream's process.
 pub(super) struct Link {
@@ -246,28 +245,6 @@ struct Shared {
     tools_changed: Notify,
     result_limit: usize,
     noise: Noise,
-}
-
-/// Counts what an upstream writes besides the protocol, so that its noise does not fill our log.
-#[derive(Default)]
-struct Noise(Mutex<(u64, Option<Instant>)>);
-
-impl Noise {
-    /// How many lines to report now, this one included; `None` if the last report is too fresh.
-    fn heard(&self) -> Option<u64> {
-        self.heard_at(Instant::now())
-    }
-
-    fn heard_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, reported) = &mut *state;
-        *count += 1;
-        if reported.is_some_and(|reported| now.duration_since(reported) < NOISE_EVERY) {
-            return None;
-        }
-        *reported = Some(now);
-        Some(std::mem::take(count))
-    }
 }
 
 /// A request that waits for its answer.
@@ -499,18 +476,4 @@ fn answer_request(request: &Request) -> String {
     }
     let message = format!("this client does not serve {}", quoted(&request.method));
     write_error(Some(&request.id), &ErrorObject::new(METHOD_NOT_FOUND, message).to_raw())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn noise_is_counted_and_reported_seldom() {
-        let (noise, now) = (Noise::default(), Instant::now());
-        assert_eq!(noise.heard_at(now), Some(1));
-        assert_eq!([noise.heard_at(now), noise.heard_at(now)], [None, None]);
-        let later = now + NOISE_EVERY;
-        assert_eq!([noise.heard_at(later), noise.heard_at(later)], [Some(3), None]);
-    }
 }
