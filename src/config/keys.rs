@@ -229,7 +229,7 @@ pub const KEYS: &[Key] = &[
         "limits.streams",
         Kind::Count { min: 1, max: 1_000_000 },
         "1000",
-        "The most open streams and waiting requests of one caller on one process.",
+        "The most open streams, waiting requests and running calls that are no tasks, of one caller on one process.",
     ),
     Key::new(
         "limits.connections",

@@ -30,7 +30,7 @@ pub enum Rejection {
     BodyTooSlow,
     #[error("the body could not be read")]
     BodyBroken,
-    #[error("the body must be application/json")]
+    #[error("the body must be application/json, in no content encoding")]
     UnsupportedMediaType,
     #[error("answers are application/json or text/event-stream")]
     NotAcceptable,

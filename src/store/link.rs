@@ -37,7 +37,7 @@ impl<D: Dialect> Link<D> {
 
     /// A connection for reading.
     pub async fn reader(&self) -> Result<Session<D>, Fault> {
-        let held = Held::Pooled(Some(self.pool.acquire().await?));
+        let held = Held::Pooled(Some(self.pool.acquire().await.map_err(Fault::no_connection)?));
         Ok(Session { held, clean: true, doubt: Arc::clone(&self.doubt) })
     }
 
@@ -154,7 +154,7 @@ impl<D: Dialect> Own<D> {
 
     async fn connect(&self) -> Result<Connection<D>, Fault> {
         match timeout(CONNECT_DEADLINE.max(D::DEADLINE), Connection::<D>::connect_with(&self.options)).await {
-            Ok(connected) => Ok(connected?),
+            Ok(connected) => connected.map_err(Fault::no_connection),
             Err(_) => Err(Fault::link("no connection in time")),
         }
     }

@@ -137,6 +137,16 @@ impl Fault {
         Self::Link(detail.into())
     }
 
+    /// Why there is no connection. Whatever a server says to who asks for one, it is away for us: its database may be
+    /// closed to connections, renamed for a restore, or its roles not yet there. What SQLite says is of the file.
+    pub fn no_connection(error: sqlx::Error) -> Self {
+        let by_server = error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(is_sqlstate);
+        match Self::from(error) {
+            Self::Statement(text) if by_server => Self::Link(text),
+            fault => fault,
+        }
+    }
+
     pub fn broken(detail: impl Into<Arc<str>>) -> Self {
         Self::Broken(detail.into())
     }
@@ -174,9 +184,14 @@ enum Kind {
     Statement,
 }
 
+fn is_sqlstate(code: impl AsRef<str>) -> bool {
+    let code = code.as_ref();
+    code.len() == 5 && !code.starts_with("00")
+}
+
 /// Judges a SQLSTATE (five characters) or an extended result code of SQLite (a number).
 fn kind_of(code: &str) -> Kind {
-    if code.len() == 5 && !code.starts_with("00") {
+    if is_sqlstate(code) {
         return match code {
             "40001" | "40P01" => Kind::Conflict,
             // Shut down, starting, too many connections, statement time-out, cancelled.

@@ -355,3 +355,32 @@ async fn health_tells_the_truth() {
     let away = ask("/readyz").await;
     assert_eq!((away.status, away.json()["database"].as_str()), (503, Some("unavailable")));
 }
+
+/// A client that asks before it sends a body is told at once, and not invited to send what is refused.
+#[tokio::test]
+async fn who_asks_before_sending_is_refused_before_sending() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let service = Service::on_sqlite().await;
+    let address = service.url.trim_start_matches("http://").trim_end_matches("/mcp");
+    for (type_, length, status) in
+        [("application/json", BODY_LIMIT + 1, "413"), ("application/json", 10, "401"), ("text/plain", 10, "415")]
+    {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {address}\r\ncontent-type: {type_}\r\ncontent-length: {length}\r\n\
+             expect: 100-continue\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(std::str::from_utf8(&answer).unwrap(), format!("HTTP/1.1 {status}"));
+    }
+}
+
+#[tokio::test]
+async fn an_encoded_body_is_refused() {
+    let service = Service::on_sqlite().await;
+    let client = service.client("owner").await;
+    assert_eq!(post_with(&client, &[("content-encoding", "gzip")], PING).await.status, 415);
+    assert_eq!(post_with(&client, &[("content-encoding", "identity")], PING).await.status, 200);
+}

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::{at, caller, contract, end, new_task};
-use crate::support::database::{Backend, TestDatabase, options};
+use crate::support::database::{Backend, TestDatabase, options, run};
 
 contract! {
     many_writers_in_two_processes_never_see_a_lock,
@@ -39,6 +39,34 @@ async fn many_writers_in_two_processes_never_see_a_lock(db: TestDatabase) {
     });
     join_all(work).await;
     assert_eq!(db.number("SELECT COUNT(*) FROM task_outcomes").await, 64 * 5);
+}
+
+/// A server that answers, but not for this database: it is away, which is no refusal of what was asked.
+// req: KEEP-11
+#[tokio::test]
+async fn a_database_that_is_closed_to_connections_is_away() {
+    let db = TestDatabase::new(Backend::Postgres).await;
+    let (_, scoped) = caller(&db.store, "owner").await;
+    let task = new_task(at(0));
+    scoped.create(task.clone()).await.unwrap();
+    let (server, name) = db.url.rsplit_once('/').unwrap();
+    let admin = format!("{server}/postgres");
+    run(&admin, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
+    let kill = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'");
+    run(&admin, &kill).await;
+    for _ in 0..3 {
+        let (read, written) = (scoped.get(task.id).await, scoped.create(new_task(at(1))).await);
+        assert!(matches!(read, Err(StoreError::Unavailable(_))), "{read:?}");
+        assert!(matches!(written, Err(StoreError::Unavailable(_))), "{written:?}");
+        let listed = scoped.list(None, 1, at(1)).await;
+        assert!(matches!(listed, Err(StoreError::Unavailable(_))), "{listed:?}");
+    }
+    run(&admin, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while scoped.get(task.id).await.is_err() {
+        assert!(Instant::now() < deadline, "it comes back without a restart");
+        tokio::task::yield_now().await;
+    }
 }
 
 /// What stands between a store and its server.

@@ -174,15 +174,50 @@ async fn a_bad_answer_ends_the_call_it_answers_and_no_other() {
           *'"null"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":null}' ;;
           *'"twice"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{},"error":{"code":1,"message":"m"}}' ;;
           *'"broken"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"a":' ;;
+          *'"bytes"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{"a":"\377"}}\n' "$id" ;;
           *) echo '{"jsonrpc":"2.0","id":'$id',"result":{"task":{"taskId":"x"},"content":[{"type":"text","text":"fine"}]}}' ;;
         esac"#;
     let world = World::new(vec![script("bad", &server(bad))]).await;
     let context = ContextId::new();
-    for kind in ["null", "twice", "broken"] {
+    for kind in ["null", "twice", "broken", "bytes"] {
         let error = error(&world.answer(context, "t", &format!(r#"{{"kind":"{kind}"}}"#)).await);
         assert_eq!(error["data"]["reason"], "upstream_protocol", "{kind}: {error}");
         assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
     }
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-02, EXEC-14
+#[tokio::test]
+async fn an_upstream_that_closes_its_output_loses_its_calls_and_the_next_call_works() {
+    let closes = r#"
+        case "$line" in
+          *'"close"'*) exec >&- ;;
+          *) echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}' ;;
+        esac"#;
+    let world = World::new(vec![script("mute", &server(closes))]).await;
+    let context = ContextId::new();
+    let Attempt::Lost { detail } = world.answer(context, "t", r#"{"kind":"close"}"#).await else {
+        panic!("it is lost")
+    };
+    assert!(detail.contains("closed its output"), "{detail}");
+    assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn a_huge_progress_message_is_cut_before_it_waits() {
+    let notes = r#"
+        printf '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1,"message":"' "$id"
+        head -c 200000 /dev/zero | tr '\0' 'x'; echo '"}}'
+        echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
+    let world = World::new(vec![script("chatty", &server(notes))]).await;
+    let mut call = world.call(ContextId::new(), "t", "{}");
+    let note = within("a progress note", call.events.recv()).await;
+    let Some(Event::Progress { message: Some(message), .. }) = note else { panic!("a message") };
+    assert!((100..10_000).contains(&message.len()), "{}", message.len());
+    assert_eq!(text(&call.end().await), "fine");
     world.upstreams.stop().await;
 }
 

@@ -66,6 +66,13 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
+/// The raw text of the `id` of a message that is no valid JSON or UTF-8, if its outline still shows one.
+pub(super) fn id_of_broken(line: &[u8]) -> Option<String> {
+    let mut meter = Meter::default();
+    meter.feed(line);
+    meter.finish().id
+}
+
 /// Finds `id` and the size of `result` in an object that passes by in pieces.
 #[derive(Default)]
 struct Meter {

@@ -16,9 +16,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::config::Settings;
-use super::lines::{Line, Lines, Oversize};
+use super::lines::{Line, Lines, Oversize, id_of_broken};
+use super::noise::Noise;
 use super::stdio::{Control, Process, Program};
 use crate::domain::json::RawJson;
+use crate::domain::text::storable;
 use crate::executor::Event;
 use crate::lifecycle::spawn;
 use crate::protocol::jsonrpc::{
@@ -36,6 +38,8 @@ const QUEUE: usize = 256;
 const END_SEEN: Duration = Duration::from_secs(1);
 /// What a line may hold besides the result.
 const LINE_SLACK: usize = 64 << 10;
+/// Progress messages wait in memory, so they are cut before; what is shown of them is cut again.
+const MOST_MESSAGE: usize = 4096;
 
 /// An initialized connection. Dropping it ends the upstream's process.
 pub(super) struct Link {
@@ -116,6 +120,7 @@ impl Link {
             why_closed: Mutex::default(),
             tools_changed: Notify::new(),
             result_limit: settings.result_limit,
+            noise: Noise::default(),
         });
         spawn("upstream input", write(stdin, queued, control.ending.clone()));
         let lines = Lines::new(stdout, settings.result_limit.saturating_add(LINE_SLACK));
@@ -239,6 +244,7 @@ struct Shared {
     why_closed: Mutex<String>,
     tools_changed: Notify,
     result_limit: usize,
+    noise: Noise,
 }
 
 /// A request that waits for its answer.
@@ -281,7 +287,10 @@ impl Shared {
 
     fn take_response(&self, response: Response) {
         let Some(number) = response.id.as_ref().and_then(|id| id.as_raw().parse().ok()) else {
-            return tracing::warn!("the upstream sent a response with an id that was never used");
+            if let Some(lines) = self.noise.heard() {
+                tracing::warn!(lines, "the upstream sent responses with ids that were never used");
+            }
+            return;
         };
         let (ResponseBody::Result(raw) | ResponseBody::Error(raw)) = &response.body;
         let reply = if raw.len() > self.result_limit {
@@ -315,7 +324,7 @@ impl Shared {
         let number: u64 = member(params, "progressToken")?.parse().ok()?;
         let progress: f64 = serde_json::from_str(member(params, "progress")?).ok()?;
         let total = member(params, "total").and_then(|raw| serde_json::from_str(raw).ok());
-        let message = member(params, "message").and_then(string_value).map(std::borrow::Cow::into_owned);
+        let message = member(params, "message").and_then(string_value).map(|text| storable(&text, MOST_MESSAGE));
         let mut pending = self.lock_pending();
         let waiting = pending.as_mut()?.get_mut(&number)?;
         let events = waiting.events.as_ref()?;
@@ -330,7 +339,11 @@ impl Shared {
     fn take_oversize(&self, long: &Oversize) {
         match long.id.as_deref().and_then(|id| id.parse().ok()) {
             Some(number) => self.answer(number, Reply::TooLarge { bytes: long.result.unwrap_or(long.bytes) }),
-            None => tracing::warn!(line.bytes = long.bytes, "a line that is too long was dropped"),
+            None => {
+                if let Some(lines) = self.noise.heard() {
+                    tracing::warn!(line.bytes = long.bytes, lines, "lines that are too long were dropped");
+                }
+            }
         }
     }
 }
@@ -443,9 +456,12 @@ fn take_line(line: &[u8], shared: &Shared, queue: &mpsc::Sender<Outgoing>) {
             }
         }
         Err(malformed) => {
-            tracing::warn!(error = %malformed, line.bytes = line.len(), "a bad line was dropped");
+            if let Some(lines) = shared.noise.heard() {
+                tracing::warn!(error = %malformed, line.bytes = line.len(), lines, "bad lines were dropped");
+            }
             // A response that cannot be read ends the call it answers, and no other.
-            let number = malformed.id.as_ref().and_then(|id| id.as_raw().parse().ok());
+            let id = malformed.id.as_ref().map(|id| id.as_raw().to_owned()).or_else(|| id_of_broken(line));
+            let number = id.and_then(|id| id.parse().ok());
             if let Some(number) = number.filter(|_| !line.windows(8).any(|part| part == br#""method""#)) {
                 shared.answer(number, Reply::Broken(format!("its answer cannot be read: {malformed}")));
             }

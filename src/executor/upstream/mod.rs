@@ -13,6 +13,7 @@ mod lines;
 mod link;
 mod links;
 mod naming;
+mod noise;
 mod offer;
 mod stdio;
 pub mod supervisor;

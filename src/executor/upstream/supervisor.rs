@@ -57,6 +57,7 @@ async fn watch(work: &Supervised) -> std::io::Result<i32> {
         Ok(child) => child.id(),
         Err(error) => return Ok(complain(&format!("cannot start {}", program.display()), &error, 127)),
     };
+    leave_streams();
     let mut family = Family { child, code: None };
     let [terminate, interrupt, hangup] = &mut asked;
     let (Ok(terminate), Ok(interrupt), Ok(hangup)) = (terminate, interrupt, hangup) else {
@@ -73,6 +74,19 @@ async fn watch(work: &Supervised) -> std::io::Result<i32> {
     }
     end_group(&mut family, &mut children, work).await;
     Ok(family.code.unwrap_or(128 + 15))
+}
+
+/// Once the child has the standard streams, only it may hold them: the service sees by their end that it closed them.
+/// Standard error stays for what goes wrong here.
+fn leave_streams() {
+    let nothing = std::fs::File::options().read(true).write(true).open("/dev/null");
+    let left = nothing.and_then(|nothing| {
+        rustix::stdio::dup2_stdin(&nothing)?;
+        Ok(rustix::stdio::dup2_stdout(&nothing)?)
+    });
+    if let Err(error) = left {
+        eprintln!("cannot leave the standard streams to the child: {error}");
+    }
 }
 
 /// What is left of the child and its descendants.

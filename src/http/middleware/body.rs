@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::header::EXPECT;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -41,7 +42,10 @@ async fn read_within(body: Body, limit: usize, time: Duration) -> Result<Bytes, 
 /// Refuses a request without looking at its body. What is under way of it is taken off the wire first, in bounds:
 /// otherwise the close of the connection may reach the client before the answer does.
 pub(in crate::http) async fn refuse(request: Request, limit: usize, rejection: &Rejection) -> Response {
-    drain(request.into_body(), limit).await;
+    // Who waits for our consent has not sent it yet; reading would be that consent.
+    if !request.headers().contains_key(EXPECT) {
+        drain(request.into_body(), limit).await;
+    }
     rejection.to_response(None)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -25,7 +25,8 @@ impl Accepts {
     fn of(headers: &HeaderMap) -> Option<Self> {
         let mut ranges = Vec::new();
         for value in headers.get_all(ACCEPT) {
-            ranges.extend(value.to_str().unwrap_or_default().split(',').filter_map(Range::parse));
+            // What is no text cannot be a range of ours; the ranges beside it count.
+            ranges.extend(String::from_utf8_lossy(value.as_bytes()).split(',').filter_map(Range::parse));
         }
         if !headers.contains_key(ACCEPT) {
             return Some(Self { json: true, events: false });
@@ -78,7 +79,7 @@ pub(in crate::http) async fn check(State(front): State<Arc<Front>>, mut request:
         let limit = front.state.rules.body_limit;
         let rejection = if declared_length(request.headers()).is_some_and(|length| length > limit as u64) {
             Some(Rejection::BodyTooLarge { limit })
-        } else if !is_json(request.headers()) {
+        } else if !is_json(request.headers()) || is_encoded(request.headers()) {
             Some(Rejection::UnsupportedMediaType)
         } else if let Some(accepts) = Accepts::of(request.headers()) {
             request.extensions_mut().insert(accepts);
@@ -102,6 +103,11 @@ fn is_json(headers: &HeaderMap) -> bool {
     let (Some(value), None) = (types.next(), types.next()) else { return false };
     let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default();
     essence.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Whether the body is compressed or the like: no encoding is served.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 #[cfg(test)]
@@ -129,6 +135,7 @@ mod tests {
         assert_eq!(accepts(&["*/*, application/json;q=0"]), Some((false, true)));
         assert_eq!(accepts(&["*/*, text/event-stream; q=0"]), Some((true, false)));
         assert_eq!(accepts(&[]), Some((true, false)));
+        assert_eq!(accepts(&["x/\u{ff}, application/json"]), Some((true, false)));
         for none in ["text/html", "application/json;q=0", "", "json", "application/xml, image/*"] {
             assert_eq!(accepts(&[none]), None, "{none}");
         }
@@ -145,6 +152,11 @@ mod tests {
         };
         assert!(is_json(&["application/json"]));
         assert!(is_json(&["Application/JSON ; charset=utf-8"]));
+        let is_encoded = |coding: &'static str| {
+            super::is_encoded(&HeaderMap::from_iter([(CONTENT_ENCODING, coding.parse().unwrap())]))
+        };
+        assert!(is_encoded("gzip") && is_encoded("identity, br") && !is_encoded("Identity"));
+        assert!(!super::is_encoded(&HeaderMap::new()));
         for bad in [&[][..], &["text/plain"], &["application/jsonx"], &["application/json", "application/json"]] {
             assert!(!is_json(bad), "{bad:?}");
         }
