@@ -9,15 +9,21 @@ use serde::Serialize;
 
 use super::output;
 use crate::app;
-use crate::config::{Config, ConfigError, find_program};
+use crate::config::{Config, ConfigError, Overrides, find_program};
 use crate::domain::clock::SystemClock;
 use crate::store;
 
 /// How long all upstreams together may take to list their tools; a first start may download them.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+const NO_UPSTREAMS: &str = "none is configured, so there are no tools: add [[upstreams]] to taskhold.toml, or give \
+                            --upstream NAME='COMMAND LINE'";
+
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
+    /// Check this upstream too, given as to `serve`; may be repeated
+    #[arg(long = "upstream", value_name = "NAME=COMMAND LINE")]
+    upstreams: Vec<String>,
     /// Print a JSON array of objects: what, ok, detail
     #[arg(long)]
     json: bool,
@@ -33,6 +39,10 @@ struct Finding {
 }
 
 impl CheckArgs {
+    pub fn override_into(&self, overrides: &mut Overrides) {
+        overrides.upstreams.clone_from(&self.upstreams);
+    }
+
     pub fn run(self, loaded: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
         let findings = match loaded {
             Err(error) => error.problems().iter().map(|problem| Finding::bad("configuration", problem)).collect(),
@@ -55,7 +65,7 @@ async fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::good("configuration", "")];
     let migrated = check_database(config, &mut findings).await;
     if config.upstreams.is_empty() {
-        findings.push(Finding::bad("upstreams", "none is configured: add [[upstreams]] to the file"));
+        findings.push(Finding::bad("upstreams", NO_UPSTREAMS));
     } else if let Some(missing) = missing_programs(config) {
         findings.extend(missing);
     } else if migrated {
@@ -132,7 +142,7 @@ async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
                 Finding::bad(what, format!("{problem}{}", stderr.unwrap_or_default()))
             }
             None if settled.is_err() => Finding::bad(what, "it did not answer in time: run its command by hand"),
-            None => Finding::good(what, format!("{} tools", status.tools)),
+            None => Finding::good(what, format!("{} tool{}", status.tools, if status.tools == 1 { "" } else { "s" })),
         });
         for (tool, why) in status.left_out {
             findings.push(Finding::bad(format!("upstream {name}, tool {tool}"), format!("not offered: {why}")));

@@ -105,7 +105,11 @@ impl Cli {
             // Both run below a service, whose configuration is not theirs.
             Command::Supervise(args) => Ok(args.run()),
             Command::DemoServer(args) => done(args.run()),
-            Command::Check(args) => args.run(Config::load(&Sources::of_process(common.overrides()))),
+            Command::Check(args) => {
+                let mut overrides = common.overrides();
+                args.override_into(&mut overrides);
+                args.run(Config::load(&Sources::of_process(overrides)))
+            }
             Command::Serve(args) => {
                 let mut overrides = common.overrides();
                 args.override_into(&mut overrides)?;

@@ -33,6 +33,9 @@ pub(super) struct ServeArgs {
     ///
     /// The command line is split as a shell splits words and run without a shell:
     /// --upstream everything='npx -y @modelcontextprotocol/server-everything'
+    ///
+    /// The server works in an empty directory of its own: name its files in full, as in --upstream mine="python3
+    /// $PWD/server.py", or set cwd in taskhold.toml.
     #[arg(long = "upstream", value_name = "NAME=COMMAND LINE")]
     upstreams: Vec<String>,
 }
@@ -56,6 +59,7 @@ impl ServeArgs {
         let again = common.again();
         let mode = config.auth.mode;
         let base = config.server.public_url.clone();
+        let has_upstreams = !config.upstreams.is_empty();
         let announce = async move |ready: Ready| {
             let url = format!("{}/mcp", base.unwrap_or_else(|| local_url(ready.address)));
             if self.demo {
@@ -68,6 +72,12 @@ impl ServeArgs {
                 output::complain(&format!(
                     "There are no access tokens yet, so nobody can call. Create one:\n  taskhold token create --name NAME{again}"
                 ));
+            }
+            if !has_upstreams {
+                tracing::warn!(
+                    "no upstream is configured, so there are no tools: give --upstream NAME='COMMAND LINE', or add \
+                     [[upstreams]] to taskhold.toml"
+                );
             }
             if mode == AuthMode::None {
                 tracing::warn!(

@@ -35,16 +35,16 @@ pub(super) enum TokenCommand {
 #[derive(Debug, Args)]
 pub(super) struct Create {
     /// What it is for, for people
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     name: String,
     /// The context that it shares with other tokens, as `token list` shows it
     #[arg(long, value_name = "ID")]
     context: Option<ContextId>,
     /// The tenant that it belongs to
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     tenant: Option<String>,
     /// How long it is good, such as 30d or 12h; without end when not given
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = lifetime)]
     expires: Option<Duration>,
     /// Print one JSON object: token, id, context, tenant, name, created, expires
     #[arg(long)]
@@ -72,7 +72,7 @@ pub(super) struct Rotate {
     /// The old token's id, as `token list` shows it
     id: TokenId,
     /// How long the old token stays good beside the new one
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     grace: Duration,
     /// Print one JSON object: token, id, context, tenant, name, created, expires
     #[arg(long)]
@@ -178,6 +178,22 @@ impl Shown {
             revoked: record.revoked.map(Timestamp::to_rfc3339),
         }
     }
+}
+
+/// Something that a person can recognize in a list.
+fn label(text: &str) -> Result<String, &'static str> {
+    if text.trim().is_empty() || text.chars().any(char::is_control) {
+        return Err("expected a text that is not empty and has no control characters");
+    }
+    Ok(text.to_owned())
+}
+
+fn lifetime(text: &str) -> Result<Duration, &'static str> {
+    duration(text).and_then(|duration| if duration.is_zero() { Err("expected more than 0s") } else { Ok(duration) })
+}
+
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(text).map_err(|_| "expected a duration such as 30d, 12h or 1h 30min")
 }
 
 fn print_issued(issued: &Issued, json: bool) -> anyhow::Result<()> {

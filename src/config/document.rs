@@ -24,7 +24,7 @@ that starts with `TASKHOLD_`, that is not listed here is refused; so is a value 
 Durations are texts such as `90s`, `10min` or `1h 30min`, or a number of seconds. Sizes are texts such as `64 KiB` or
 `4 MiB`, or a number of bytes. Lists are separated by commas in a variable.
 
-`taskhold.example.toml` shows a whole file. `taskhold check` reads the configuration and says what is wrong with it.
+`taskhold.example.toml` and `.env.example` show all of it at once. `taskhold check` reads the configuration and says what is wrong with it.
 ";
 
 /// The whole document.

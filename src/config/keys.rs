@@ -255,7 +255,12 @@ pub const UPSTREAM_KEYS: &[Key] = &[
          `${NAME}` takes a variable of ours (`$${` is a plain `${`). Values are never shown.",
     )
     .secret(),
-    Key::unset("cwd", Kind::Text, "The working directory; an empty one of its own when not set."),
+    Key::unset(
+        "cwd",
+        Kind::Text,
+        "The server's working directory, such as `.` for that of the service; an empty one of its own when not set. Relative \
+         paths among the command's arguments mean this directory.",
+    ),
     Key::new(
         "shared",
         Kind::Flag,

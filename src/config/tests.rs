@@ -369,7 +369,7 @@ fn upstreams_that_cannot_be_are_refused() {
         assert!(problem.starts_with(message), "{problem}");
     }
     let problem = Given::nothing().upstream("no name").problem();
-    assert!(problem.starts_with("--upstream \"no name\": expected NAME=COMMAND LINE"), "{problem}");
+    assert!(problem.starts_with("--upstream \"no\": expected NAME=COMMAND LINE"), "{problem}");
     let problem = Given::nothing().upstream("a='open").problem();
     assert!(problem.starts_with("--upstream a=...: expected a command line with balanced quotes"), "{problem}");
 }

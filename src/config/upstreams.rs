@@ -195,14 +195,16 @@ fn mode(settings: &Settings) -> Option<TaskMode> {
 
 /// `NAME=COMMAND LINE`.
 fn read_flag(flag: &str, problems: &mut Vec<Problem>) -> Option<UpstreamConfig> {
-    let (name, line) = flag.split_once('=').unwrap_or((flag, ""));
-    if !is_upstream_name(name) {
+    let parts = flag.split_once('=').filter(|(name, _)| is_upstream_name(name));
+    let Some((name, line)) = parts else {
+        // What follows the first word may hold a secret.
+        let shown = flag.split(|end: char| end == '=' || end.is_whitespace()).next().unwrap_or_default();
         problems.push(Problem::new(format!(
-            "--upstream {name:?}: expected NAME=COMMAND LINE, with {} as the name",
+            "--upstream {shown:?}: expected NAME=COMMAND LINE, with {} as the name",
             Kind::UpstreamName
         )));
         return None;
-    }
+    };
     match Kind::Command.read(&Raw::Text(line.to_owned())) {
         Ok(Value::List(command)) => Some(UpstreamConfig {
             name: name.to_owned(),
@@ -216,8 +218,9 @@ fn read_flag(flag: &str, problems: &mut Vec<Problem>) -> Option<UpstreamConfig> 
             tools: BTreeMap::new(),
         }),
         _ => {
-            problems
-                .push(Problem::new(format!("--upstream {name}=...: {}", format_args!("expected {}", Kind::Command))));
+            problems.push(Problem::new(format!(
+                "--upstream {name}=...: expected a command line with balanced quotes behind the ="
+            )));
             None
         }
     }

@@ -38,7 +38,7 @@ pub enum Rejection {
     TokenMissing,
     #[error("unauthorized")]
     TokenInvalid,
-    #[error("the authorization header is malformed")]
+    #[error("the Authorization header is malformed: expected one, with Bearer and a token")]
     TokenMalformed,
     #[error("{}", .0.message)]
     Malformed(Malformed),

@@ -88,11 +88,13 @@ fn an_upstream_on_the_command_line_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     for (upstream, message) in [
         ("No=x", "--upstream \"No\": expected NAME=COMMAND LINE, with 1 to 32 of a-z, 0-9 and - as the name"),
+        ("a", "--upstream \"a\": expected NAME=COMMAND LINE"),
+        ("python3 --key s3cret", "--upstream \"python3\": expected NAME=COMMAND LINE"),
         ("a='x", "--upstream a=...: expected a command line with balanced quotes"),
         ("a=", "--upstream a=...: expected a command line with balanced quotes"),
     ] {
         let (code, _, stderr) = run(folder.path(), &["serve", "--upstream", upstream]);
         assert_eq!(code, 2);
-        assert!(stderr.contains(message), "{stderr}");
+        assert!(stderr.contains(message) && !stderr.contains("s3cret"), "{stderr}");
     }
 }

@@ -50,6 +50,23 @@ fn a_token_is_printed_once_alone_and_never_again() {
     assert!(tokens[0]["expires"].is_string());
 }
 
+#[test]
+fn a_token_that_nobody_could_use_or_tell_from_others_is_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, message) in [
+        (&["--name", ""][..], "expected a text that is not empty and has no control characters"),
+        (&["--name", "a", "--tenant", " "], "expected a text that is not empty and has no control characters"),
+        (&["--name", "a\u{1b}[31m"], "expected a text that is not empty and has no control characters"),
+        (&["--name", "a", "--expires", "never"], "expected a duration such as 30d, 12h or 1h 30min"),
+        (&["--name", "a", "--expires", "0s"], "expected more than 0s"),
+    ] {
+        let (code, stdout, stderr) = run(folder.path(), &[&["token", "create"], arguments].concat());
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
+        assert!(stderr.contains(message), "{stderr}");
+    }
+    assert_eq!(json(folder.path(), &["token", "list", "--json"]), serde_json::json!([]));
+}
+
 // req: OPS-03, AUTH-05
 #[test]
 fn each_token_has_its_own_context_unless_it_joins_one_or_is_rotated() {
@@ -227,7 +244,10 @@ fn check_says_ok_or_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let (code, stdout, _) = run(folder.path(), &["check"]);
     assert_eq!(code, 1);
-    assert!(stdout.contains("\nupstreams: to do: none is configured: add [[upstreams]]"), "{stdout}");
+    assert!(
+        stdout.contains("\nupstreams: to do: none is configured, so there are no tools: add [[upstreams]]"),
+        "{stdout}"
+    );
     let missing = "[[upstreams]]\nname = \"gone\"\ncommand = \"no-such-program-anywhere --x\"\n";
     std::fs::write(folder.path().join("taskhold.toml"), missing).unwrap();
     let (code, stdout, _) = run(folder.path(), &["check"]);

@@ -262,3 +262,50 @@ fn check_tries_each_upstream() {
     assert_eq!(code, 1);
     assert!(stdout.contains("\nupstream demo: to do: ") && stdout.contains("out of order"), "{stdout}");
 }
+
+#[test]
+fn check_tries_an_upstream_of_the_command_line_and_says_why_it_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(run(folder.path(), &["migrate"]).0, 0);
+    std::fs::write(folder.path().join("server.sh"), "exit 0\n").unwrap();
+    let check = |upstream: &str| {
+        let (code, stdout, _) = run(folder.path(), &["check", "--upstream", upstream]);
+        (code, stdout)
+    };
+    let (code, said) = check(&format!("demo={} demo-server", env!("CARGO_BIN_EXE_taskhold")));
+    assert!(code == 0 && said.ends_with("\nupstream demo: ok: 5 tools\n"), "{said}");
+    let (code, said) = check("mine=sh server.sh");
+    let hint = "argument 1 of its command names a file where the service runs, but the server works in an empty \
+                directory of its own: give the full path, or set cwd";
+    assert!(code == 1 && said.contains(hint), "{said}");
+    let (code, said) = check("mine=sh -c no-such-program");
+    assert!(code == 1 && said.contains("exit code 127: the program is not there or cannot be run"), "{said}");
+    let file = "[[upstreams]]\nname = \"u\"\ncommand = \"sh server.sh\"\ncwd = \"nowhere\"\n";
+    std::fs::write(folder.path().join("taskhold.toml"), file).unwrap();
+    let (code, said, _) = run(folder.path(), &["check"]);
+    assert!(code == 1 && said.contains("its working directory nowhere is not there"), "{said}");
+}
+
+#[test]
+fn without_upstreams_it_says_that_there_are_no_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    let nothing = "no upstream is configured, so there are no tools";
+    let (_, said) = Serving::start(folder.path(), &["--auth", "none"]).stop();
+    assert!(said.contains(nothing), "{said}");
+    let (_, said) = Serving::start(folder.path(), &["--auth", "none", "--demo"]).stop();
+    assert!(!said.contains(nothing), "{said}");
+}
+
+#[test]
+fn a_request_without_a_caller_or_a_known_method_has_no_empty_fields_in_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &[]);
+    assert_eq!(initialize(&serving.url, None), 401);
+    let (_, said) = serving.stop();
+    let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let line = lines.into_iter().find(|line| line["message"] == "request answered").unwrap();
+    assert_eq!(
+        (line["http.status"].as_u64(), line.get("rpc.method"), line.get("auth.context")),
+        (Some(401), None, None)
+    );
+}

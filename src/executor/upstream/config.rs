@@ -1,6 +1,6 @@
 //! What is configured of upstreams, as plain values.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::stdio::{Launcher, Program};
@@ -86,6 +86,20 @@ impl UpstreamConfig {
         self.tools.iter().find(|(tool, _)| tool == name).map(|(_, config)| config.clone()).unwrap_or_default()
     }
 
+    /// Which argument of the command, counted from 1, looks like a path and names something where the service runs: the
+    /// upstream works in an empty directory of its own and will not find it.
+    pub(super) fn stray_argument(&self) -> Option<usize> {
+        if self.cwd.is_some() {
+            return None;
+        }
+        let is_stray = |argument: &String| {
+            let path = Path::new(argument);
+            let looks_like_one = argument.contains('/') || argument.starts_with('.') || path.extension().is_some();
+            looks_like_one && path.is_relative() && path.exists()
+        };
+        self.command.iter().skip(1).position(is_stray).map(|at| at + 1)
+    }
+
     /// What to start. A program given by a relative path is looked for where the service runs, not where it will run.
     pub(super) fn to_program(&self) -> Program {
         let mut command = self.command.clone();
@@ -96,5 +110,27 @@ impl UpstreamConfig {
             *program = absolute.to_string_lossy().into_owned();
         }
         Program { command, environment: self.env.clone(), directory: self.cwd.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_argument_that_names_a_file_of_ours_is_noticed_unless_the_directory_is_set() {
+        // Tests run in the package's folder.
+        let stray = |command: &[&str], cwd: Option<&str>| {
+            let command = command.iter().map(|&word| word.to_owned()).collect();
+            UpstreamConfig { cwd: cwd.map(PathBuf::from), ..UpstreamConfig::new("u", command) }.stray_argument()
+        };
+        assert_eq!(stray(&["node", "--flag", "Cargo.toml"], None), Some(2));
+        assert_eq!(stray(&["server-filesystem", "."], None), Some(1));
+        assert_eq!(stray(&["ls", "./src"], None), Some(1));
+        assert_eq!(stray(&["node", "Cargo.toml"], Some(".")), None);
+        for fine in ["src", "no-such-file.py", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "@scope/package"] {
+            assert_eq!(stray(&["node", fine], None), None, "{fine}");
+        }
+        assert_eq!(stray(&["./Cargo.toml"], None), None, "the program itself is found where the service runs");
     }
 }

@@ -56,6 +56,8 @@ pub(super) enum Report {
 pub(super) struct Listed {
     pub(super) name: String,
     pub(super) definition: RawJson,
+    /// Why its input schema cannot be used, so that its calls will be refused.
+    unusable: Option<String>,
 }
 
 /// One upstream as it is followed.
@@ -68,6 +70,8 @@ pub(super) struct Follower {
     pub(super) stop: CancellationToken,
     /// Whether a good list is known from before.
     pub(super) had_tools: bool,
+    /// What the log has said of the tools of the last list; a list that is read again is not told again.
+    pub(super) told: HashSet<String>,
 }
 
 /// Where a follower keeps its upstream's status.
@@ -116,6 +120,16 @@ impl Follower {
     }
 
     async fn follow_on(&mut self) {
+        let hint = self.config.stray_argument().map(|position| {
+            format!(
+                "argument {position} of its command names a file where the service runs, but the server works in an \
+                 empty directory of its own: give the full path, or set cwd"
+            )
+        });
+        if let Some(hint) = &hint {
+            tracing::warn!(upstream.name = self.config.name, "an upstream may not find a file: {hint}");
+        }
+        let hinted = |why: String| hint.as_ref().map_or_else(|| why.clone(), |hint| format!("{why}; {hint}"));
         let mut failures = 0;
         loop {
             let name = &self.config.name;
@@ -131,14 +145,17 @@ impl Follower {
                         "the link to an upstream's catalogue ended: {why}"
                     );
                     let problem = lock(&self.status.status).problem.clone();
-                    self.status.failed(&problem.unwrap_or(why), Some(link.control().stderr()));
+                    self.status.failed(&hinted(problem.unwrap_or(why)), Some(link.control().stderr()));
                 }
                 Err((error, stderr)) => {
-                    tracing::warn!(upstream.name = name, error = %error, "an upstream cannot be reached");
+                    tracing::warn!(
+                        upstream.name = name, error = %error,
+                        "an upstream cannot be reached; taskhold check shows what it last wrote"
+                    );
                     for line in &stderr {
                         tracing::debug!(upstream.name = name, upstream.stderr = line, "its standard error");
                     }
-                    self.status.failed(&error.to_string(), Some(stderr));
+                    self.status.failed(&hinted(error.to_string()), Some(stderr));
                 }
             }
             self.report(Report::Failed).await;
@@ -179,8 +196,8 @@ impl Follower {
     }
 
     async fn accept(&mut self, listed: Vec<Listed>, left_out: Vec<(String, String)>) {
-        for (tool, why) in &left_out {
-            tracing::warn!(upstream.name = self.config.name, tool.name = tool, "a tool is not offered: {why}");
+        for (tool, message) in news(&mut self.told, &listed, &left_out) {
+            tracing::warn!(upstream.name = self.config.name, tool.name = tool, "{message}");
         }
         self.had_tools |= !listed.is_empty();
         {
@@ -243,6 +260,19 @@ impl Follower {
     }
 }
 
+/// What users of these tools would miss, tool by tool, where `told` of the list before does not have it.
+fn news(told: &mut HashSet<String>, listed: &[Listed], left_out: &[(String, String)]) -> Vec<(String, String)> {
+    let unusable = listed.iter().filter_map(|tool| {
+        let why = tool.unusable.as_ref()?;
+        Some((tool.name.clone(), format!("calls of a tool will be refused, its input schema cannot be used: {why}")))
+    });
+    let left_out = left_out.iter().map(|(tool, why)| (tool.clone(), format!("a tool is not offered: {why}")));
+    let all: Vec<_> = left_out.chain(unusable).collect();
+    let line = |(tool, message): &(String, String)| format!("{tool}: {message}");
+    let before = std::mem::replace(told, all.iter().map(line).collect());
+    all.into_iter().filter(|one| !before.contains(&line(one))).collect()
+}
+
 /// A definition as a tool that can be offered; else its name and why not.
 fn listable(definition: &str, runs_tasks: bool) -> Result<Listed, (String, String)> {
     let Some(name) = member(definition, "name").and_then(string_value).filter(|name| !name.is_empty()) else {
@@ -262,10 +292,8 @@ fn listable(definition: &str, runs_tasks: bool) -> Result<Listed, (String, Strin
     if runs_tasks && task_support(&definition).as_deref() == Some("required") {
         return Err((name, "its server demands to run it as a task of its own, which is not supported yet".to_owned()));
     }
-    if let Some(why) = validate::problem(&definition) {
-        tracing::warn!(tool.name = name, "calls of a tool will be refused, its input schema cannot be used: {why}");
-    }
-    Ok(Listed { name, definition })
+    let unusable = validate::problem(&definition);
+    Ok(Listed { name, definition, unusable })
 }
 
 /// Whether the upstream runs tool calls as tasks of its own.
@@ -298,5 +326,21 @@ mod tests {
         let capabilities = RawJson::trusted(r#"{"tasks":{"requests":{"tools":{"call":{}}}}}"#);
         assert!(runs_tool_tasks(&capabilities));
         assert!(!runs_tool_tasks(&RawJson::trusted(r#"{"tasks":{"list":{}},"tools":{"call":{}}}"#)));
+    }
+    #[test]
+    fn a_list_that_is_read_again_is_no_news() {
+        let broken = listable(r##"{"name":"a","inputSchema":{"$ref":"#/nowhere"}}"##, false).unwrap();
+        let fine = listable(r#"{"name":"b","inputSchema":{}}"#, false).unwrap();
+        let left_out = |name: &str| (name.to_owned(), "its definition has no name".to_owned());
+        let mut told = HashSet::new();
+        let mut names = |listed: &[Listed], left_out: &[(String, String)]| -> Vec<String> {
+            news(&mut told, listed, left_out).into_iter().map(|(tool, _)| tool).collect()
+        };
+        let both = [broken, fine];
+        assert_eq!(names(&both, &[left_out("c")]), ["c", "a"]);
+        assert!(names(&both, &[left_out("c")]).is_empty());
+        assert_eq!(names(&both, &[left_out("c"), left_out("d")]), ["d"]);
+        assert!(names(&both[1..], &[]).is_empty());
+        assert_eq!(names(&both, &[]), ["a"], "it was well in between");
     }
 }

@@ -334,7 +334,7 @@ async fn watch(upstream: String, link: std::sync::Weak<Link>, room: OwnedSemapho
     let Some(control) = link.upgrade().map(|link| link.control()) else { return };
     let exit = control.exited().await;
     if !exit.asked {
-        tracing::warn!(upstream.name = upstream, "an upstream's process ended: {}", exit.how);
+        tracing::warn!(upstream.name = upstream, "an upstream is gone: {}", exit.how);
         for line in control.stderr() {
             tracing::debug!(upstream.name = upstream, upstream.stderr = line, "its standard error");
         }

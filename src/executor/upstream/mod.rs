@@ -19,6 +19,7 @@ mod stdio;
 pub mod supervisor;
 mod validate;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -90,6 +91,7 @@ impl Upstreams {
                 status: Arc::clone(&status),
                 reports: reports.clone(),
                 stop: stop.clone(),
+                told: HashSet::new(),
                 had_tools: items.iter().any(|item| item.upstream == config.name && item.listed),
             };
             spawn("upstream catalogue", follower.follow());

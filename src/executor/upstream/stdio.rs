@@ -89,6 +89,11 @@ const INPUT_GRACE: Duration = Duration::from_secs(2);
 impl Process {
     /// Starts the program under a supervisor.
     pub(super) fn start(launcher: &Launcher, program: &Program) -> io::Result<Self> {
+        if let Some(directory) = program.directory.as_deref().filter(|directory| !directory.is_dir()) {
+            // The error of the system would not say which of its files is missing.
+            let why = format!("its working directory {} is not there", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
         let scratch = program.directory.is_none().then(make_scratch).transpose()?;
         let mut command = Command::new(&launcher.supervisor);
         command.arg0("taskhold").args(["supervise", "--parent", &std::process::id().to_string()]);
@@ -177,6 +182,9 @@ fn describe(status: io::Result<ExitStatus>) -> String {
     match status {
         Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) if code > 128 => format!("its process was ended by signal {}", code - 128),
+            (Some(code @ supervisor::NOT_STARTED), _) => {
+                format!("its process ended with exit code {code}: the program is not there or cannot be run")
+            }
             (Some(code), _) => format!("its process ended with exit code {code}"),
             (None, Some(signal)) => format!("its supervisor was ended by signal {signal}"),
             (None, None) => "its process ended".to_owned(),

@@ -16,6 +16,9 @@ use tokio::time::{Instant, sleep_until};
 /// How long the group has to end by itself.
 pub const GRACE: Duration = Duration::from_secs(3);
 
+/// The exit code when the program could not be started; shells have the same.
+pub const NOT_STARTED: i32 = 127;
+
 /// What to supervise.
 #[derive(Debug, Clone)]
 pub struct Supervised {
@@ -52,10 +55,10 @@ async fn watch(work: &Supervised) -> std::io::Result<i32> {
     if !is_parent(work.parent) {
         return Ok(1);
     }
-    let Some((program, arguments)) = work.command.split_first() else { return Ok(127) };
+    let Some((program, arguments)) = work.command.split_first() else { return Ok(NOT_STARTED) };
     let child = match Command::new(program).args(arguments).spawn() {
         Ok(child) => child.id(),
-        Err(error) => return Ok(complain(&format!("cannot start {}", program.display()), &error, 127)),
+        Err(error) => return Ok(complain(&format!("cannot start {}", program.display()), &error, NOT_STARTED)),
     };
     leave_streams();
     let mut family = Family { child, code: None };

@@ -27,9 +27,19 @@ use crate::protocol::legacy::{Revision, cancelled_request, tasks, tools};
 
 const VERSION_HEADER: &str = "mcp-protocol-version";
 
-/// The methods of requests, for the access log.
-const METHODS: [&str; 8] =
-    ["initialize", "ping", "tools/list", "tools/call", "tasks/get", "tasks/result", "tasks/list", "tasks/cancel"];
+/// The methods that are served, for the access log.
+const METHODS: [&str; 10] = [
+    "initialize",
+    "notifications/initialized",
+    "notifications/cancelled",
+    "ping",
+    "tools/list",
+    "tools/call",
+    "tasks/get",
+    "tasks/result",
+    "tasks/list",
+    "tasks/cancel",
+];
 
 /// One message of this era.
 pub(super) async fn post(

@@ -26,13 +26,12 @@ pub(in crate::http) async fn write(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let served = response.extensions().get::<Served>().copied().unwrap_or_default();
     let status = response.status().as_u16();
-    let context = served.context.map(|context| context.to_string()).unwrap_or_default();
-    let rpc_method = served.method.unwrap_or_default();
+    let context = served.context.map(tracing::field::display);
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     // Probes come every few seconds and say nothing.
     if path == "/mcp" {
         tracing::info!(
-            http.method = %http_method, http.path = path, http.status = status, rpc.method = rpc_method,
+            http.method = %http_method, http.path = path, http.status = status, rpc.method = served.method,
             auth.context = context, duration_ms, "request answered"
         );
     } else {
