@@ -23,13 +23,9 @@ use crate::protocol::jsonrpc::{
 };
 use crate::protocol::legacy::initialize::{InitializeParams, TaskOffer, initialize_result};
 use crate::protocol::legacy::tools::{Answer, CallParams};
-use crate::protocol::legacy::{Revision, cancelled_request, tasks, tools};
+use crate::protocol::legacy::{Method, Revision, cancelled_request, tasks, tools};
 
 const VERSION_HEADER: &str = "mcp-protocol-version";
-
-/// The methods of requests, for the access log.
-const METHODS: [&str; 8] =
-    ["initialize", "ping", "tools/list", "tools/call", "tasks/get", "tasks/result", "tasks/list", "tasks/cancel"];
 
 /// One message of this era.
 pub(super) async fn post(
@@ -44,9 +40,10 @@ pub(super) async fn post(
         Message::Notification(notification) => (None, notification.method.as_str()),
         Message::Response(_) => (None, ""),
     };
-    let served = Served { method: METHODS.into_iter().find(|known| *known == method), context: None };
+    let method = id.and_then(|_| Method::from_name(method));
+    let served = Served { method: method.map(Method::as_str), context: None };
     if let Message::Request(request) = &message
-        && request.method == "initialize"
+        && method == Some(Method::Initialize)
     {
         return logged(initialize(&front, &auth, accepts, request).await, served);
     }
@@ -66,7 +63,7 @@ pub(super) async fn post(
     let response = match message {
         Message::Request(request) => {
             let exchange = Exchange::new(front, auth, session, headers, accepts, request.id);
-            exchange.serve(&request.method, request.params.as_ref()).await
+            exchange.serve(method, request.params.as_ref()).await
         }
         Message::Notification(notification) => {
             notified(&front, session.id, &notification);
@@ -152,25 +149,29 @@ impl<'a> Exchange<'a> {
         Self { front, caller, session: session.id, revision, headers, accepts, id }
     }
 
-    async fn serve(self, method: &str, params: Option<&RawJson>) -> Response {
+    async fn serve(self, method: Option<Method>, params: Option<&RawJson>) -> Response {
         let tasks = self.caller.tasks_enabled;
         let answer = match method {
-            "ping" => Ok(RawJson::trusted("{}")),
-            "tools/list" => self.tools_list(params),
-            "tools/call" => match self.tools_call(params).await {
+            Some(Method::Ping) => Ok(RawJson::trusted("{}")),
+            Some(Method::ToolsList) => self.tools_list(params),
+            Some(Method::ToolsCall) => match self.tools_call(params).await {
                 Ok(response) => return response,
                 Err(error) => Err(error),
             },
-            "tasks/get" if tasks => self.tasks_get(params).await,
-            "tasks/result" if tasks => match tasks::task_id(params) {
+            Some(Method::TasksGet) if tasks => self.tasks_get(params).await,
+            Some(Method::TasksResult) if tasks => match tasks::task_id(params) {
                 Ok(Some(task)) => return self.tasks_result(task).await,
                 Ok(None) => Err(task_not_found()),
                 Err(error) => Err(error.into()),
             },
-            "tasks/cancel" if tasks => self.tasks_cancel(params).await,
+            Some(Method::TasksCancel) if tasks => self.tasks_cancel(params).await,
             // Only who can be told from others has a list (AUTH-09).
-            "tasks/list" if tasks && self.caller.auth.is_identified() => self.tasks_list(params).await,
-            _ => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found")),
+            Some(Method::TasksList) if tasks && self.caller.auth.is_identified() => self.tasks_list(params).await,
+            // Whoever sends `initialize` is answered before a session is looked for.
+            None
+            | Some(
+                Method::Initialize | Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
+            ) => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found")),
         };
         self.answer(answer)
     }
