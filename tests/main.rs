@@ -8,6 +8,8 @@ mod cli;
 mod docs;
 mod engine;
 mod faults;
+mod field;
+mod hostile;
 mod http;
 mod model;
 mod process;

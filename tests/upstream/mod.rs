@@ -2,6 +2,6 @@
 
 mod calls;
 mod catalog;
-mod harness;
+pub mod harness;
 mod links;
 mod processes;
