@@ -83,7 +83,6 @@ async fn a_task_outlives_its_ttl_while_it_waits_and_runs(database: TestDatabase)
             assert_eq!(node.engine.reap_once().await.unwrap().ended, 0);
             let task = node.engine.get(&caller, waiting.id).await.unwrap();
             let Ttl::Milliseconds(now_shown) = task.shown_ttl(node.engine.now(), &world.rules.ttl) else { panic!() };
-            let now_shown = now_shown as i64;
             assert!(now_shown >= shown, "{now_shown} after {shown}");
             shown = now_shown;
             assert!(node.engine.list(&caller, None).await.unwrap().tasks.contains(&task));

@@ -86,12 +86,15 @@ async fn carried(client: &Client, case: &Case) -> Result<(), TestCaseError> {
     same(client, case, (r#""reply""#, &given), ("error", &error, &|_| error.clone())).await
 }
 
+/// What a task of this id is to answer.
+type AsTask<'a> = &'a (dyn Fn(&str) -> String + Sync);
+
 /// Calls a tool plainly and as a task, and compares both answers.
 async fn same(
     client: &Client,
     case: &Case,
     (tool, arguments): (&str, &str),
-    (kind, plain, as_task): (&str, &str, &(dyn Fn(&str) -> String + Sync)),
+    (kind, plain, as_task): (&str, &str, AsTask<'_>),
 ) -> Result<(), TestCaseError> {
     let [a, b, c, d] = case.spaces;
     let (id, unknown) = (&case.id, &case.unknown);

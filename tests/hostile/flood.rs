@@ -74,8 +74,10 @@ const TOKENS: [&[u8]; 24] = [
     b",\"arguments\":{\"bad\":1}",
 ];
 
+type Head = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
 /// Method, path and headers of a request; `{session}` and `{other}` stand for sessions, of the caller and of a stranger.
-const HEADERS: [(&str, &str, &[(&str, &str)]); 22] = [
+const HEADERS: [Head; 22] = [
     ("POST", "/mcp", GOOD),
     ("POST", "/mcp", &[("authorization", "Bearer owner"), ("mcp-session-id", "{session}")]),
     ("POST", "/mcp", &[]),
@@ -140,7 +142,7 @@ fn flood(backend: Backend) {
     let cases = cases(target.templates.len());
     check(CASES, &cases, |case| runtime.block_on(target.survives(&case)));
     runtime.block_on(target.holds_only_what_was_acknowledged());
-    eprintln!("{:?} {:?}", target.created, target.statuses.lock().unwrap());
+    target.met_every_refusal();
     drop(runtime.enter());
     drop(target);
 }
@@ -275,6 +277,15 @@ impl Target {
             self.created.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// A flood that one refusal stops at the door would prove little.
+    fn met_every_refusal(&self) {
+        let statuses = self.statuses.lock().unwrap();
+        let seen: Vec<_> = statuses.keys().copied().collect();
+        assert_eq!(seen, [200, 202, 400, 401, 403, 404, 405, 406, 413]);
+        let served = statuses[&200].load(Ordering::Relaxed);
+        assert!(served > 1000 && self.created.load(Ordering::Relaxed) > 10, "{served} were served");
     }
 
     async fn holds_only_what_was_acknowledged(&self) {
