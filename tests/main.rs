@@ -9,6 +9,8 @@ mod crash;
 mod docs;
 mod engine;
 mod faults;
+mod field;
+mod hostile;
 mod http;
 mod model;
 mod process;

@@ -9,7 +9,7 @@ const MOST_BYTES: usize = 8 * 1024;
 ///
 /// # Errors
 /// [`AuthRefusal::Missing`] without a header, [`AuthRefusal::Malformed`] for anything else that is not exactly that.
-pub(super) fn bearer<'a>(authorization: &[&'a [u8]]) -> Result<&'a str, AuthRefusal> {
+pub fn bearer<'a>(authorization: &[&'a [u8]]) -> Result<&'a str, AuthRefusal> {
     let value = match authorization {
         [] => return Err(AuthRefusal::Missing),
         [value] if value.len() <= MOST_BYTES => value,

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::domain::ids::TokenId;
 
-pub(super) const SECRET_BYTES: usize = 32;
+pub const SECRET_BYTES: usize = 32;
 const CHECK_BYTES: usize = 8;
 
 /// Lower-case base32 without padding. Each value has exactly one text: spare bits must be zero.
@@ -23,19 +23,21 @@ static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
 /// Makes and reads tokens of this installation. The check tells them from forged and mistyped ones before anything
 /// expensive happens (AUTH-08).
 #[derive(Clone)]
-pub(super) struct TokenKey([u8; 32]);
+pub struct TokenKey([u8; 32]);
 
 /// What a token says, its check being right.
-pub(super) struct Parsed {
+pub struct Parsed {
     pub id: TokenId,
     pub secret: [u8; SECRET_BYTES],
 }
 
 impl TokenKey {
+    #[must_use]
     pub const fn new(key: [u8; 32]) -> Self {
         Self(key)
     }
 
+    #[must_use]
     pub fn write(&self, id: TokenId, secret: &[u8; SECRET_BYTES]) -> SecretString {
         let check = self.check(id, secret).finalize().into_bytes();
         let parts = [id.as_uuid().as_bytes().as_slice(), secret, &check[..CHECK_BYTES]].map(|part| BASE32.encode(part));

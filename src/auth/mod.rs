@@ -7,8 +7,8 @@
 //! implements [`Authenticator`], a mode in the configuration, a line in `app.rs`.
 
 mod anonymous;
-mod bearer;
-mod format;
+pub mod bearer;
+pub mod format;
 mod hash;
 pub mod issue;
 mod tokens;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::rpc::{Caller, Reply, Toolbox};
 
@@ -29,6 +30,12 @@ impl Toolbox for TestTools {
         vec![
             tool("sleep", "Sleeps, then answers.", json!({ "ms": number() }), &harmless),
             tool("echo", "Answers with its arguments, verbatim.", json!({}), &harmless),
+            tool(
+                "reply",
+                "Ends with the result or the error in its arguments, verbatim.",
+                json!({ "result": { "type": "object" }, "error": { "type": "object" } }),
+                &harmless,
+            ),
             tool("fail_tool", "Ends with a tool error.", json!({ "message": { "type": "string" } }), &harmless),
             tool("fail_rpc", "Ends with a JSON-RPC error.", json!({ "code": { "type": "integer" } }), &harmless),
             tool("ask", "Asks n questions.", json!({ "n": number() }), &harmful),
@@ -46,6 +53,9 @@ impl Toolbox for TestTools {
     }
 
     async fn call(&self, name: &str, arguments: &str, caller: &Caller) -> Option<Reply> {
+        if name == "reply" {
+            return Some(reply(arguments));
+        }
         let Ok(given) = serde_json::from_str::<Arguments>(arguments) else {
             // Arguments of echo may hold anything, also what no parser of ours takes.
             return Some(if name == "echo" {
@@ -112,6 +122,22 @@ fn echo(arguments: &str) -> Reply {
     Reply::Result(format!(
         r#"{{"content":[{{"type":"text","text":{text}}}],"structuredContent":{arguments},"isError":false}}"#
     ))
+}
+
+/// What the arguments hold, untouched: also what no parser of ours takes.
+fn reply(arguments: &str) -> Reply {
+    #[derive(Deserialize)]
+    struct Wanted<'a> {
+        #[serde(borrow)]
+        result: Option<&'a RawValue>,
+        #[serde(borrow)]
+        error: Option<&'a RawValue>,
+    }
+    match serde_json::from_str::<Wanted<'_>>(arguments) {
+        Ok(Wanted { result: Some(result), error: None }) => Reply::Result(result.get().to_owned()),
+        Ok(Wanted { result: None, error: Some(error) }) => Reply::Error(error.get().to_owned()),
+        _ => Reply::tool_error("reply takes a result or an error"),
+    }
 }
 
 fn fail_tool(given: &Arguments) -> Reply {

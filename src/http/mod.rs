@@ -24,7 +24,7 @@ use crate::domain::context::AuthContext;
 use crate::engine::Engine;
 use crate::store::Store;
 
-pub use router::router;
+pub use router::{Route, router};
 
 /// What the routes are served from.
 #[derive(Clone)]

@@ -3,12 +3,64 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
 use super::mcp::in_flight::InFlight;
 use super::mcp::sessions::Sessions;
 use super::{Front, HttpState, health, mcp, middleware};
+
+/// A route of the service. What is not in [`Self::ALL`] is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Route {
+    /// One message from a client.
+    Message,
+    /// A session's stream.
+    Stream,
+    /// The end of a session.
+    EndSession,
+    Health,
+    Readiness,
+}
+
+impl Route {
+    pub const ALL: [Self; 5] = [Self::Message, Self::Stream, Self::EndSession, Self::Health, Self::Readiness];
+
+    #[must_use]
+    pub const fn method(self) -> Method {
+        match self {
+            Self::Message => Method::POST,
+            Self::EndSession => Method::DELETE,
+            Self::Stream | Self::Health | Self::Readiness => Method::GET,
+        }
+    }
+
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Message | Self::Stream | Self::EndSession => "/mcp",
+            Self::Health => "/healthz",
+            Self::Readiness => "/readyz",
+        }
+    }
+
+    /// Whether anybody may ask, by any name: probes, which are told nothing but the state (HTTP-01).
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Health | Self::Readiness)
+    }
+
+    fn handler(self) -> MethodRouter<Arc<Front>> {
+        match self {
+            Self::Message => post(mcp::post),
+            Self::Stream => get(mcp::get),
+            Self::EndSession => delete(mcp::delete),
+            Self::Health => get(health::healthz),
+            Self::Readiness => get(health::readyz),
+        }
+    }
+}
 
 /// The whole service. Layers run from the last one named to the first.
 pub fn router(state: HttpState) -> Router {
@@ -17,15 +69,14 @@ pub fn router(state: HttpState) -> Router {
         in_flight: Arc::new(InFlight::default()),
         state,
     });
-    let mcp = Router::new()
-        .route("/mcp", post(mcp::post).get(mcp::get).delete(mcp::delete))
+    let guarded = routes(false)
         .route_layer(from_fn_with_state(Arc::clone(&front), middleware::auth::authenticate))
         .route_layer(from_fn_with_state(Arc::clone(&front), middleware::media::check))
         .layer(from_fn_with_state(Arc::clone(&front), middleware::origin::check));
-    Router::new()
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .merge(mcp)
-        .layer(from_fn(middleware::access_log::write))
-        .with_state(front)
+    routes(true).merge(guarded).layer(from_fn(middleware::access_log::write)).with_state(front)
+}
+
+fn routes(open: bool) -> Router<Arc<Front>> {
+    let routes = Route::ALL.into_iter().filter(|route| route.is_open() == open);
+    routes.fold(Router::new(), |router, route| router.route(route.path(), route.handler()))
 }

@@ -16,10 +16,13 @@ pub fn member<'a>(object: &'a str, name: &str) -> Option<&'a str> {
 #[must_use]
 pub fn set_members(object: &RawJson, set: &[(&str, &str)], remove: &[&str]) -> RawJson {
     let gone = |key: &str| remove.iter().chain(set.iter().map(|(name, _)| name)).any(|name| key_is(key, name));
+    if set.is_empty() && !members(object.as_str()).any(|member| gone(member.key)) {
+        return object.clone();
+    }
     let mut writer =
         Writer::new(object.len() + set.iter().map(|(name, raw)| name.len() + raw.len() + 4).sum::<usize>());
     for kept in members(object.as_str()).filter(|member| !gone(member.key)) {
-        writer.put(kept.text);
+        writer.put(kept.whole);
     }
     for (name, raw) in set {
         writer.put_member(name, raw);
@@ -50,9 +53,9 @@ pub fn replace_member(object: &RawJson, name: &str, raw: &str) -> RawJson {
     let mut placed = false;
     for kept in members(object.as_str()) {
         if !key_is(kept.key, name) {
-            writer.put(kept.text);
+            writer.put(kept.whole);
         } else if !placed {
-            writer.put_member(name, raw);
+            writer.put_with(&kept, raw);
             placed = true;
         }
     }
@@ -68,8 +71,17 @@ pub struct RawMember<'a> {
     /// Between the quotes, as written.
     pub key: &'a str,
     pub value: &'a str,
-    /// From the key's first quote to the value's end.
-    pub text: &'a str,
+    /// The member with the white space around it: all that is between two commas.
+    pub whole: &'a str,
+}
+
+impl RawMember<'_> {
+    /// What stands before the value and after it.
+    fn around(&self) -> (&str, &str) {
+        let whole = self.whole.trim_end_matches(is_space);
+        let before = whole.len().saturating_sub(self.value.len());
+        (&self.whole[..before], &self.whole[whole.len()..])
+    }
 }
 
 /// The members of an object in their order; nothing if `object` is none.
@@ -112,7 +124,7 @@ fn next_member(object: &str, at: usize) -> Option<(RawMember<'_>, usize)> {
     let member = RawMember {
         key: object.get(key_start + 1..key_end.checked_sub(1)?)?,
         value: object.get(start..end)?,
-        text: object.get(key_start..end)?,
+        whole: object.get(at..skip_space(bytes, end))?,
     };
     Some((member, after_comma(bytes, end)))
 }
@@ -120,6 +132,10 @@ fn next_member(object: &str, at: usize) -> Option<(RawMember<'_>, usize)> {
 fn after_comma(bytes: &[u8], at: usize) -> usize {
     let at = skip_space(bytes, at);
     if bytes.get(at) == Some(&b',') { at + 1 } else { at }
+}
+
+const fn is_space(character: char) -> bool {
+    matches!(character, ' ' | '\t' | '\n' | '\r')
 }
 
 fn skip_space(bytes: &[u8], mut at: usize) -> usize {
@@ -191,6 +207,14 @@ impl Writer {
         self.0.push_str(member);
     }
 
+    /// A member as it stands, with another value.
+    fn put_with(&mut self, member: &RawMember<'_>, raw: &str) {
+        let (before, after) = member.around();
+        self.put(before);
+        self.0.push_str(raw);
+        self.0.push_str(after);
+    }
+
     fn put_member(&mut self, name: &str, raw: &str) {
         self.put(&quoted(name));
         self.0.push(':');
@@ -239,7 +263,7 @@ mod tests {
         let object = raw(r#"{"b":1e400,"a":"\u0000","x":18446744073709551615, "\ud800" : 1.0}"#);
         assert_eq!(
             set_members(&object, &[("a", "[]"), ("new \"key\"", "{}")], &["x"]).as_str(),
-            r#"{"b":1e400,"\ud800" : 1.0,"a":[],"new \"key\"":{}}"#
+            r#"{"b":1e400, "\ud800" : 1.0,"a":[],"new \"key\"":{}}"#
         );
         assert_eq!(set_members(&raw("{}"), &[("a", "1")], &[]).as_str(), r#"{"a":1}"#);
         assert_eq!(set_members(&raw(r#"{"a":1,"\u0061":2}"#), &[], &["a"]).as_str(), "{}");
@@ -256,6 +280,11 @@ mod tests {
         assert_eq!(set_meta(&raw(r#"{"_meta":null,"z":3}"#), &set, &[]).as_str(), r#"{"_meta":{"k":1},"z":3}"#);
         assert_eq!(set_meta(&raw(r#"{"_meta":null,"z": 3}"#), &[], &["k"]).as_str(), r#"{"_meta":null,"z": 3}"#);
         assert_eq!(set_meta(&raw(r#"{ "_meta":{"a":1}}"#), &[], &["k"]).as_str(), r#"{ "_meta":{"a":1}}"#);
+        assert_eq!(set_meta(&raw(r#"{"_meta":{ "a" : 1 }}"#), &[], &["k"]).as_str(), r#"{"_meta":{ "a" : 1 }}"#);
+        assert_eq!(
+            set_meta(&raw(r#"{ "x" : 1 , "_\u006deta" : { "a" : 1 } , "z" : 2 }"#), &set, &[]).as_str(),
+            r#"{ "x" : 1 , "_\u006deta" : { "a" : 1 ,"k":1} , "z" : 2 }"#
+        );
     }
 
     proptest! {
@@ -268,7 +297,8 @@ mod tests {
             removed in 0_usize..8,
         ) {
             let texts: Vec<_> = entries.iter().map(|(name, value)| format!("{} :{value}", quoted(name))).collect();
-            let object = raw(&format!("{{ {} }}", texts.join(" , ")));
+            let texts: Vec<_> = texts.iter().map(|text| format!(" {text} ")).collect();
+            let object = raw(&format!("{{{}}}", texts.join(",")));
             let gone = entries.get(removed).map_or("gone", |(name, _)| name.as_str());
             let mut expected: Vec<_> = texts.iter().zip(&entries).filter(|(_, (name, _))| name != gone && name != "set")
                 .map(|(text, _)| text.clone()).collect();
@@ -276,7 +306,7 @@ mod tests {
             expected.push("\"set\":7".to_owned());
             prop_assert_eq!(done.as_str(), format!("{{{}}}", expected.join(",")));
             prop_assert_eq!(member(done.as_str(), "set"), Some("7"));
-            prop_assert_eq!(members(done.as_str()).map(|member| member.text.to_owned()).collect::<Vec<_>>(), expected);
+            prop_assert_eq!(members(done.as_str()).map(|member| member.whole.to_owned()).collect::<Vec<_>>(), expected);
         }
 
         #[test]

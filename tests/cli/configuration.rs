@@ -83,6 +83,7 @@ fn a_missing_file_is_named() {
     );
 }
 
+// field case: F-GW-12
 #[test]
 fn an_upstream_on_the_command_line_is_checked() {
     let folder = tempfile::tempdir().unwrap();

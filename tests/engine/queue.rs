@@ -97,8 +97,9 @@ async fn a_busy_node_still_looks_for_what_waits(database: TestDatabase) {
 }
 
 /// Claims until the freed slot has its next call: the slot is given back just after the outcome is there.
-async fn claim_next(node: &super::harness::Node) -> crate::support::script::ScriptedCall {
-    while node.engine.claim_once().await.unwrap() == 0 {
+pub async fn claim_next(node: &super::harness::Node) -> crate::support::script::ScriptedCall {
+    while node.script.is_idle().await {
+        node.engine.claim_once().await.unwrap();
         tokio::task::yield_now().await;
     }
     node.script.next().await

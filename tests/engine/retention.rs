@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::retention::Ttl;
 use taskhold::domain::task::Status;
 use taskhold::engine::Refusal;
+use taskhold::lifecycle::spawn;
 
 use super::harness::{World, call};
 use crate::support::contract;
@@ -14,6 +16,7 @@ use crate::support::database::TestDatabase;
 contract! {
     an_expired_task_is_gone_before_it_is_deleted,
     live_tasks_never_vanish,
+    a_task_outlives_its_ttl_while_it_waits_and_runs,
     the_hard_lifetime_ends_what_does_not_end_itself,
     tasks_without_a_ttl_are_never_deleted,
 }
@@ -60,7 +63,49 @@ async fn live_tasks_never_vanish(database: TestDatabase) {
     assert!(shown >= 20 * 60_000);
 }
 
+// req: KEEP-04, KEEP-05
+// field case: F-SQL-04
+async fn a_task_outlives_its_ttl_while_it_waits_and_runs(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    let day = Duration::from_secs(24 * 3600);
+    (world.rules.slots, world.rules.run_limit, world.rules.hard_run_limit) = (1, day, day);
+    let ttl = world.rules.ttl.default.unwrap();
+    let (node, caller) = (world.node().await, world.caller("a").await);
+    let first = node.create(&caller, "once").await;
+    let work = node.script.next().await;
+    let waiting = node.create(&caller, "once").await;
+    let mut shown = ttl.as_millis() as i64;
+    // It waits for one and a half of its TTL, and then runs for as long.
+    let mut pass = async |node: &super::harness::Node| {
+        for _ in 0..6 {
+            world.clock.advance(ttl / 4);
+            node.engine.beat_once().await.unwrap();
+            assert_eq!(node.engine.reap_once().await.unwrap().ended, 0);
+            let task = node.engine.get(&caller, waiting.id).await.unwrap();
+            let Ttl::Milliseconds(now_shown) = task.shown_ttl(node.engine.now(), &world.rules.ttl) else { panic!() };
+            assert!(now_shown >= shown, "{now_shown} after {shown}");
+            shown = now_shown;
+            assert!(node.engine.list(&caller, None).await.unwrap().tasks.contains(&task));
+        }
+    };
+    pass(&node).await;
+    work.answer("first");
+    node.engine.result(&caller, first.id).await.unwrap();
+    let work = super::queue::claim_next(&node).await;
+    pass(&node).await;
+    assert!(shown as u128 >= 3 * ttl.as_millis());
+    work.answer("late, and whole");
+    let (ended, outcome) = node.engine.result(&caller, waiting.id).await.unwrap();
+    assert!(outcome.json().unwrap().as_str().contains("late, and whole"));
+    world.clock.advance(world.rules.ttl.min_retention - Duration::from_micros(1));
+    node.engine.reap_once().await.unwrap();
+    assert_eq!(node.engine.result(&caller, waiting.id).await.unwrap(), (ended, outcome));
+    world.clock.advance(Duration::from_micros(1));
+    assert!(matches!(node.engine.get(&caller, waiting.id).await, Err(Refusal::UnknownTask)));
+}
+
 // req: KEEP-05, EXEC-23
+// field case: F-SQL-05
 async fn the_hard_lifetime_ends_what_does_not_end_itself(database: TestDatabase) {
     let mut world = World::new(database).await;
     world.rules.slots = 1;
@@ -68,16 +113,24 @@ async fn the_hard_lifetime_ends_what_does_not_end_itself(database: TestDatabase)
     let running = node.create(&caller, "once").await;
     let work = node.script.next().await;
     let queued = node.create(&caller, "once").await;
-    let waiter = tokio::spawn({
-        let (engine, caller) = (node.engine.clone(), caller.clone());
-        async move { engine.result(&caller, running.id).await }
-    });
+    // As many as there are places for.
+    let wait_for = |task| {
+        let places = world.rules.waiters_per_context;
+        let (engine, caller) = (&node.engine, &caller);
+        join_all((0..places).map(move |_| {
+            let (engine, caller) = (engine.clone(), caller.clone());
+            spawn("waiter", async move { engine.result(&caller, task).await })
+        }))
+    };
+    let waiters = wait_for(running.id);
     world.clock.advance(world.rules.ttl.hard_lifetime - Duration::from_micros(1));
     assert_eq!(node.engine.reap_once().await.unwrap().ended, 0);
     world.clock.advance(Duration::from_micros(1));
     assert_eq!(node.engine.reap_once().await.unwrap().ended, 2);
     work.stop.cancelled().await;
-    let (ended, outcome) = waiter.await.unwrap().unwrap();
+    let mut told: Vec<_> = waiters.await.into_iter().map(|waiter| waiter.unwrap().unwrap()).collect();
+    let (ended, outcome) = told.pop().unwrap();
+    assert!(told.iter().all(|other| *other == (ended.clone(), outcome.clone())));
     assert_eq!(ended.status, Status::Ended(Ending::Failed));
     let error: serde_json::Value = serde_json::from_str(outcome.json().unwrap().as_str()).unwrap();
     assert_eq!(error["data"]["reason"], "expired");
@@ -86,6 +139,14 @@ async fn the_hard_lifetime_ends_what_does_not_end_itself(database: TestDatabase)
     assert!(node.script.is_idle().await);
     assert_eq!(node.engine.get(&caller, running.id).await.unwrap(), ended);
     assert_eq!(node.status(&caller, queued.id).await, Status::Ended(Ending::Failed));
+    // The places of those who waited are free again: nobody waits for ever.
+    node.engine.beat_once().await.unwrap();
+    let next = node.create(&caller, "once").await;
+    let waiters = wait_for(next.id);
+    super::queue::claim_next(&node).await.answer("next");
+    for waiter in waiters.await {
+        assert!(waiter.unwrap().is_ok());
+    }
 }
 
 // req: KEEP-04

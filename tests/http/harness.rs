@@ -1,22 +1,23 @@
 //! A service under test, in this process, on a free port.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use taskhold::auth::{AuthRefusal, Authenticator};
-use taskhold::domain::clock::{Clock, SystemClock, Timestamp};
+use taskhold::domain::clock::{Clock, SystemClock};
 use taskhold::domain::context::{AuthContext, ContextKey, Credential};
-use taskhold::domain::ids::TokenId;
+use taskhold::domain::ids::{ContextId, TokenId};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::mode::TaskMode;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::retention::TtlRules;
 use taskhold::engine::{Engine, EngineParts, EngineRules};
-use taskhold::executor::{Attempt, Tool};
+use taskhold::executor::upstream::{Settings, UpstreamConfig, Upstreams};
+use taskhold::executor::{Attempt, Catalogue, Executor, Tool};
 use taskhold::http::server::{ServerRules, serve};
 use taskhold::http::{HttpRules, HttpState, router};
 use taskhold::lifecycle::spawn;
@@ -27,16 +28,73 @@ use tokio_util::sync::CancellationToken;
 use crate::support::client::Client;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::script::{Script, Tools, tool};
+use crate::upstream::harness::{settings, test_tools, within};
 
 pub const BODY_LIMIT: usize = 256 * 1024;
 
+/// Engine and HTTP front of one node.
+pub struct Front {
+    pub url: String,
+    /// The same routes without a socket.
+    pub router: axum::Router,
+    pub engine: Arc<Engine>,
+    pub drain: CancellationToken,
+    shutdown: CancellationToken,
+}
+
+/// What a front is made of.
+pub struct Parts {
+    pub store: Store,
+    pub executor: Arc<dyn Executor>,
+    pub catalogue: Arc<dyn Catalogue>,
+    pub auth: Arc<dyn Authenticator>,
+    pub rules: EngineRules,
+}
+
+impl Front {
+    pub async fn start(parts: Parts) -> Self {
+        let engine_parts = EngineParts {
+            store: parts.store.clone(),
+            clock: SystemClock::new(),
+            executor: parts.executor,
+            catalogue: parts.catalogue,
+            rules: parts.rules,
+        };
+        let engine = Engine::join(engine_parts).await.unwrap();
+        // A first look at the queue: nobody waits, so that tasks run at once.
+        engine.claim_once().await.unwrap();
+        engine.start();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (drain, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        let router = router(HttpState {
+            engine: engine.clone(),
+            auth: parts.auth,
+            store: parts.store,
+            rules: http_rules(),
+            drain: drain.clone(),
+        });
+        let rules = ServerRules::default();
+        let running = serve(listener, router.clone(), rules, shutdown.clone(), Duration::from_secs(5));
+        spawn("server", running);
+        Self { url: format!("http://{address}/mcp"), router, engine, drain, shutdown }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// A front whose work is done by the test.
 pub struct Service {
     pub url: String,
     pub script: Arc<Script>,
     pub names: Arc<Names>,
     pub drain: CancellationToken,
+    pub front: Front,
     pub database: TestDatabase,
-    shutdown: CancellationToken,
 }
 
 impl Service {
@@ -45,33 +103,21 @@ impl Service {
     }
 
     pub async fn start(database: TestDatabase) -> Self {
+        Self::with(database, engine_rules()).await
+    }
+
+    pub async fn with(database: TestDatabase, rules: EngineRules) -> Self {
         let script = Script::new();
-        let clock = SystemClock::new();
-        let parts = EngineParts {
+        let names = Arc::new(Names::new(database.store.clone()));
+        let front = Front::start(Parts {
             store: database.store.clone(),
-            clock: clock.clone(),
             executor: script.clone(),
             catalogue: Tools::new(tools()),
-            rules: engine_rules(),
-        };
-        let engine = Engine::join(parts).await.unwrap();
-        // A first look at the queue: nobody waits, so that tasks run at once.
-        engine.claim_once().await.unwrap();
-        engine.start();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let names = Arc::new(Names::new(database.store.clone(), clock.now()));
-        let (drain, shutdown) = (CancellationToken::new(), CancellationToken::new());
-        let state = HttpState {
-            engine,
             auth: names.clone(),
-            store: database.store.clone(),
-            rules: http_rules(),
-            drain: drain.clone(),
-        };
-        let running = serve(listener, router(state), ServerRules::default(), shutdown.clone(), Duration::from_secs(5));
-        spawn("server", running);
-        Self { url: format!("http://{address}/mcp"), script, names, drain, database, shutdown }
+            rules,
+        })
+        .await;
+        Self { url: front.url.clone(), script, names, drain: front.drain.clone(), front, database }
     }
 
     /// A client of this name, with a session of 2025-11-25.
@@ -101,9 +147,53 @@ impl Service {
     }
 }
 
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.shutdown.cancel();
+/// A front before the demo server's test tools, which run as real processes.
+pub struct Gateway {
+    pub upstreams: Arc<Upstreams>,
+    pub names: Arc<Names>,
+    pub front: Front,
+    pub database: TestDatabase,
+}
+
+impl Gateway {
+    pub async fn start(database: TestDatabase) -> Self {
+        Self::with(database, settings(), vec![test_tools("test")], engine_rules()).await
+    }
+
+    pub async fn with(
+        database: TestDatabase,
+        settings: Settings,
+        configs: Vec<UpstreamConfig>,
+        rules: EngineRules,
+    ) -> Self {
+        let upstreams = Upstreams::start(configs, settings, database.store.system(), SystemClock::new()).await;
+        within("the upstreams to settle", upstreams.settled()).await;
+        let names = Arc::new(Names::new(database.store.clone()));
+        let front = Front::start(Parts {
+            store: database.store.clone(),
+            executor: upstreams.clone(),
+            catalogue: upstreams.clone(),
+            auth: names.clone(),
+            rules,
+        })
+        .await;
+        Self { upstreams, names, front, database }
+    }
+
+    pub async fn client(&self, name: &str) -> Client {
+        Client::connected(&self.front.url, name).await
+    }
+
+    /// One more node on the same database and upstreams.
+    pub async fn another_node(&self) -> Front {
+        Front::start(Parts {
+            store: self.database.another().await,
+            executor: self.upstreams.clone(),
+            catalogue: self.upstreams.clone(),
+            auth: self.names.clone(),
+            rules: engine_rules(),
+        })
+        .await
     }
 }
 
@@ -120,17 +210,17 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 /// Every bearer token is the name of its caller, but `wrong` and those that were revoked. `anyone` sends none.
 pub struct Names {
     store: Store,
-    now: Timestamp,
+    known: Mutex<HashMap<String, ContextId>>,
     revoked: Mutex<HashSet<String>>,
     pub away: AtomicBool,
     pub open_to_anyone: AtomicBool,
 }
 
 impl Names {
-    fn new(store: Store, now: Timestamp) -> Self {
+    pub fn new(store: Store) -> Self {
         Self {
             store,
-            now,
+            known: Mutex::default(),
             revoked: Mutex::default(),
             away: AtomicBool::new(false),
             open_to_anyone: AtomicBool::new(false),
@@ -143,8 +233,17 @@ impl Names {
 
     async fn context(&self, name: &str, credential: Credential) -> Result<AuthContext, AuthRefusal> {
         let tenant = name.split_once('@').map(|(_, tenant)| tenant.to_owned()).unwrap_or_default();
-        let key = ContextKey { subject: name.to_owned(), tenant: tenant.clone(), ..ContextKey::default() };
-        let id = self.store.system().ensure_context(key, self.now).await.map_err(|_| AuthRefusal::Unavailable)?;
+        let known = self.known.lock().unwrap().get(name).copied();
+        let id = match known {
+            Some(id) => id,
+            None => {
+                let key = ContextKey { subject: name.to_owned(), tenant: tenant.clone(), ..ContextKey::default() };
+                let now = SystemClock::new().now();
+                let id = self.store.system().ensure_context(key, now).await.map_err(|_| AuthRefusal::Unavailable)?;
+                self.known.lock().unwrap().insert(name.to_owned(), id);
+                id
+            }
+        };
         Ok(AuthContext::verified(id, Some(tenant.into()), credential))
     }
 }
@@ -170,7 +269,7 @@ impl Authenticator for Names {
     }
 }
 
-fn tools() -> Vec<Tool> {
+pub fn tools() -> Vec<Tool> {
     let named = |name: &str, mode| tool(name, mode, RestartPolicy::Fail);
     vec![
         named("optional", TaskMode::Optional),
@@ -194,13 +293,13 @@ fn http_rules() -> HttpRules {
         allowed_origins: vec!["https://app.example".to_owned()],
         body_limit: BODY_LIMIT,
         session_idle: Duration::from_secs(24 * 3600),
-        sessions: 1000,
+        sessions: 100_000,
         tasks_enabled: true,
         tenants_without_tasks: HashSet::from(["plain".to_owned()]),
     }
 }
 
-fn engine_rules() -> EngineRules {
+pub fn engine_rules() -> EngineRules {
     EngineRules {
         ttl: TtlRules {
             default: Some(Duration::from_secs(3600)),

@@ -1,7 +1,7 @@
 //! HTTP by persona: the real router, server, engine and database; work is done by the test, call by call.
 
 mod calls;
-mod harness;
+pub mod harness;
 mod negotiation;
 mod schema;
 mod tasks;

@@ -51,6 +51,7 @@ async fn callers_that_cannot_be_told_apart_have_no_list() {
 }
 
 // req: CAP-03
+// field case: F-P25-07
 #[tokio::test]
 async fn tools_carry_their_task_support() {
     let service = Service::on_sqlite().await;
@@ -82,6 +83,7 @@ async fn tools_carry_their_task_support() {
 }
 
 // req: CAP-04, CAP-05, CAP-06
+// field case: F-P25-06
 #[tokio::test]
 async fn the_tools_mode_and_the_task_field_decide() {
     let service = Service::on_sqlite().await;
@@ -105,6 +107,7 @@ async fn the_tools_mode_and_the_task_field_decide() {
 }
 
 // req: CAP-07
+// field case: F-P25-06, F-P25-07
 #[tokio::test]
 async fn where_tasks_are_not_offered_the_task_field_means_nothing() {
     let service = Service::on_sqlite().await;

@@ -26,6 +26,7 @@ fn fields(object: &Value) -> Vec<&str> {
 }
 
 // req: LIFE-01, LIFE-08, LIFE-09, LIFE-11, TASK-01, TASK-05, TASK-06, TASK-08, TASK-10, TASK-24, TASK-27
+// field case: F-P25-02
 async fn a_task_lives_from_its_creation_to_its_result(database: TestDatabase) {
     let service = Service::start(database).await;
     let client = service.client("owner").await;

@@ -99,6 +99,25 @@ impl TestDatabase {
         .await
     }
 
+    /// Holds the lock of an SQLite file for so long, as another program may.
+    pub async fn lock(&self, time: std::time::Duration) {
+        let mut connection = SqliteConnection::connect(&self.url).await.expect("connects");
+        let begin = "PRAGMA busy_timeout = 5000; BEGIN IMMEDIATE";
+        sqlx::raw_sql(begin).execute(&mut connection).await.expect("takes the lock");
+        tokio::time::sleep(time).await;
+        sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.expect("gives the lock back");
+        connection.close().await.expect("closes");
+    }
+
+    /// How many rows there are in each table that requests can reach.
+    pub async fn rows(&self) -> Vec<i64> {
+        let tables =
+            ["tasks", "task_live", "task_requests", "task_outcomes", "sessions", "auth_contexts", "access_tokens"];
+        let counts = tables.map(|table| format!("CAST((SELECT COUNT(*) FROM {table}) AS TEXT)")).join(" || ',' || ");
+        let counts = texts(&self.url, &format!("SELECT {counts} AS counts"), "counts").await;
+        counts[0].split(',').map(|count| count.parse().expect("a number")).collect()
+    }
+
     /// An id as a literal of this engine.
     pub fn id(&self, id: uuid::Uuid) -> String {
         match self.backend {

@@ -72,6 +72,16 @@ impl Executor for Script {
     }
 }
 
+/// Answers every call at once.
+pub struct Prompt;
+
+#[async_trait]
+impl Executor for Prompt {
+    async fn run(&self, call: Call, _: mpsc::Sender<Event>, _: CancellationToken) -> Attempt {
+        Attempt::Answered(result(&call.upstream_tool))
+    }
+}
+
 /// A tool result with one text block.
 pub fn result(text: &str) -> Outcome {
     let content = serde_json::json!({ "content": [{ "type": "text", "text": text }] });

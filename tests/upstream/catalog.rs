@@ -32,6 +32,7 @@ fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
 }
 
 // req: EXEC-13
+// field case: F-GW-12
 #[tokio::test]
 async fn tools_are_offered_in_order_under_names_that_never_move() {
     for backend in [Backend::Sqlite, Backend::Postgres] {
@@ -45,7 +46,8 @@ async fn tools_are_offered_in_order_under_names_that_never_move() {
             upstreams.tools().iter().map(|tool| tool.exposed.clone()).collect()
         };
         let mut expected = ["count_primes", "wait", "fail", "crash", "confirm_delete"].map(str::to_owned).to_vec();
-        let tools = ["sleep", "echo", "fail_tool", "fail_rpc", "ask", "big", "charge", "prog", "crash", "deaf"];
+        let tools =
+            ["sleep", "echo", "reply", "fail_tool", "fail_rpc", "ask", "big", "charge", "prog", "crash", "deaf"];
         let own = |name: &str| if name == "crash" { "tests__crash".to_owned() } else { name.to_owned() };
         expected.extend(tools.iter().map(|name| own(name)));
         expected.extend(tools.iter().map(|name| format!("third__{name}")));
@@ -53,7 +55,7 @@ async fn tools_are_offered_in_order_under_names_that_never_move() {
         first.stop().await;
         // The other order, and the same names; a name of an upstream that is gone is free again.
         let again = start(vec![test_tools("tests"), demo]).await;
-        expected.truncate(15);
+        expected.truncate(16);
         expected.rotate_left(5);
         assert_eq!(names(&again), expected, "before the servers are up");
         within("the upstreams to settle", again.settled()).await;
@@ -150,23 +152,39 @@ async fn a_store_that_is_down_delays_new_tools_only() {
     database.sql("ALTER TABLE away RENAME TO upstream_catalogs").await;
     within("the upstreams to settle", upstreams.settled()).await;
     assert!(upstreams.tool("echo").is_some());
-    assert_eq!(store.catalog().await.unwrap().len(), 10);
+    assert_eq!(store.catalog().await.unwrap().len(), 11);
     upstreams.stop().await;
 }
 
 // req: EXEC-13
+// field case: F-GW-12
 #[tokio::test]
 async fn unsafe_names_are_offered_safely_and_map_back() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let long = "n".repeat(120);
-    std::fs::write(file.path(), format!("files.read/all\n{long}\n9lives\n")).unwrap();
+    // The last looks like the prefixed form of the one before.
+    std::fs::write(file.path(), format!("files.read/all\n{long}\n名前\nfiles_read_all\n9lives\nu__9lives\n")).unwrap();
     let world = World::new(vec![listing("u", file.path())]).await;
     let tools = world.upstreams.tools();
     let safe = |name: &str| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
     assert!(tools.iter().all(|tool| safe(&tool.exposed)), "{:?}", world.tool_names());
     let back: Vec<_> = tools.iter().map(|tool| tool.upstream_tool.as_str()).collect();
-    assert_eq!(back, ["files.read/all", &long, "9lives"]);
+    assert_eq!(back, ["files.read/all", &long, "名前", "files_read_all", "9lives", "u__9lives"]);
+    let names = world.tool_names();
+    assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 6, "{names:?}");
+    for tool in tools.iter() {
+        assert_eq!(world.upstreams.tool(&tool.exposed).unwrap().upstream_tool, tool.upstream_tool);
+    }
     world.upstreams.stop().await;
+    // The same names after a restart, in another order, too.
+    std::fs::write(file.path(), format!("u__9lives\n9lives\nfiles_read_all\n名前\n{long}\nfiles.read/all\n")).unwrap();
+    let store = world.database.store.system();
+    let again = Upstreams::start(vec![listing("u", file.path())], settings(), store, SystemClock::new()).await;
+    within("the upstreams to settle", again.settled()).await;
+    until("the other order", || again.tools().first().is_some_and(|tool| tool.upstream_tool == "u__9lives")).await;
+    let reversed: Vec<_> = again.tools().iter().rev().map(|tool| tool.exposed.clone()).collect();
+    assert_eq!(reversed, names);
+    again.stop().await;
 }
 
 #[tokio::test]

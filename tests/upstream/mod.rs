@@ -2,7 +2,7 @@
 
 mod calls;
 mod catalog;
-mod harness;
+pub mod harness;
 mod links;
 mod processes;
 mod session;

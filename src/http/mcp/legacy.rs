@@ -23,23 +23,12 @@ use crate::protocol::jsonrpc::{
 };
 use crate::protocol::legacy::initialize::{InitializeParams, TaskOffer, initialize_result};
 use crate::protocol::legacy::tools::{Answer, CallParams};
-use crate::protocol::legacy::{Revision, cancelled_request, tasks, tools};
+use crate::protocol::legacy::{Method, Revision, cancelled_request, tasks, tools};
 
 const VERSION_HEADER: &str = "mcp-protocol-version";
 
-/// The methods that are served, for the access log.
-const METHODS: [&str; 10] = [
-    "initialize",
-    "notifications/initialized",
-    "notifications/cancelled",
-    "ping",
-    "tools/list",
-    "tools/call",
-    "tasks/get",
-    "tasks/result",
-    "tasks/list",
-    "tasks/cancel",
-];
+/// The notifications that mean something here, for the access log.
+const NOTIFICATIONS: [&str; 2] = ["notifications/initialized", "notifications/cancelled"];
 
 /// One message of this era.
 pub(super) async fn post(
@@ -49,14 +38,19 @@ pub(super) async fn post(
     accepts: Accepts,
     message: Message,
 ) -> Response {
-    let (id, method) = match &message {
-        Message::Request(request) => (Some(&request.id), request.method.as_str()),
-        Message::Notification(notification) => (None, notification.method.as_str()),
-        Message::Response(_) => (None, ""),
+    let (id, method, named) = match &message {
+        Message::Request(request) => {
+            let method = Method::from_name(&request.method);
+            (Some(&request.id), method, method.map(Method::as_str))
+        }
+        Message::Notification(notification) => {
+            (None, None, NOTIFICATIONS.into_iter().find(|known| *known == notification.method))
+        }
+        Message::Response(_) => (None, None, None),
     };
-    let served = Served { method: METHODS.into_iter().find(|known| *known == method), context: None };
+    let served = Served { method: named, context: None };
     if let Message::Request(request) = &message
-        && request.method == "initialize"
+        && method == Some(Method::Initialize)
     {
         return logged(initialize(&front, &auth, accepts, request).await, served);
     }
@@ -76,7 +70,7 @@ pub(super) async fn post(
     let response = match message {
         Message::Request(request) => {
             let exchange = Exchange::new(front, auth, session, headers, accepts, request.id);
-            exchange.serve(&request.method, request.params.as_ref()).await
+            exchange.serve(method, request.params.as_ref()).await
         }
         Message::Notification(notification) => {
             notified(&front, session.id, &notification);
@@ -162,25 +156,29 @@ impl<'a> Exchange<'a> {
         Self { front, caller, session: session.id, revision, headers, accepts, id }
     }
 
-    async fn serve(self, method: &str, params: Option<&RawJson>) -> Response {
+    async fn serve(self, method: Option<Method>, params: Option<&RawJson>) -> Response {
         let tasks = self.caller.tasks_enabled;
         let answer = match method {
-            "ping" => Ok(RawJson::trusted("{}")),
-            "tools/list" => self.tools_list(params),
-            "tools/call" => match self.tools_call(params).await {
+            Some(Method::Ping) => Ok(RawJson::trusted("{}")),
+            Some(Method::ToolsList) => self.tools_list(params),
+            Some(Method::ToolsCall) => match self.tools_call(params).await {
                 Ok(response) => return response,
                 Err(error) => Err(error),
             },
-            "tasks/get" if tasks => self.tasks_get(params).await,
-            "tasks/result" if tasks => match tasks::task_id(params) {
+            Some(Method::TasksGet) if tasks => self.tasks_get(params).await,
+            Some(Method::TasksResult) if tasks => match tasks::task_id(params) {
                 Ok(Some(task)) => return self.tasks_result(task).await,
                 Ok(None) => Err(task_not_found()),
                 Err(error) => Err(error.into()),
             },
-            "tasks/cancel" if tasks => self.tasks_cancel(params).await,
+            Some(Method::TasksCancel) if tasks => self.tasks_cancel(params).await,
             // Only who can be told from others has a list (AUTH-09).
-            "tasks/list" if tasks && self.caller.auth.is_identified() => self.tasks_list(params).await,
-            _ => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found")),
+            Some(Method::TasksList) if tasks && self.caller.auth.is_identified() => self.tasks_list(params).await,
+            // Whoever sends `initialize` is answered before a session is looked for.
+            None
+            | Some(
+                Method::Initialize | Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
+            ) => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found")),
         };
         self.answer(answer)
     }

@@ -7,6 +7,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::domain::ids::ContextId;
+use crate::http::Route;
 
 /// What a handler adds to its request's line.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,17 +20,16 @@ pub(in crate::http) struct Served {
 pub(in crate::http) async fn write(request: Request, next: Next) -> Response {
     let began = Instant::now();
     let http_method = request.method().clone();
-    let path = match request.uri().path() {
-        path @ ("/mcp" | "/healthz" | "/readyz") => path.to_owned(),
-        _ => "(other)".to_owned(),
-    };
+    let asked = request.uri().path();
+    let route = Route::ALL.into_iter().find(|route| route.path() == asked);
+    let path = route.map_or("(other)", Route::path);
     let response = next.run(request).await;
     let served = response.extensions().get::<Served>().copied().unwrap_or_default();
     let status = response.status().as_u16();
     let context = served.context.map(tracing::field::display);
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     // Probes come every few seconds and say nothing.
-    if path == "/mcp" {
+    if route.is_some_and(|route| !route.is_open()) {
         tracing::info!(
             http.method = %http_method, http.path = path, http.status = status, rpc.method = served.method,
             auth.context = context, duration_ms, "request answered"

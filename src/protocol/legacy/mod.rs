@@ -58,6 +58,51 @@ impl Revision {
     }
 }
 
+/// A request of this era. What is not in [`Self::ALL`] is not served (CAP-09).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Method {
+    Initialize,
+    Ping,
+    ToolsList,
+    ToolsCall,
+    TasksGet,
+    TasksResult,
+    TasksList,
+    TasksCancel,
+}
+
+impl Method {
+    pub const ALL: [Self; 8] = [
+        Self::Initialize,
+        Self::Ping,
+        Self::ToolsList,
+        Self::ToolsCall,
+        Self::TasksGet,
+        Self::TasksResult,
+        Self::TasksList,
+        Self::TasksCancel,
+    ];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Initialize => "initialize",
+            Self::Ping => "ping",
+            Self::ToolsList => "tools/list",
+            Self::ToolsCall => "tools/call",
+            Self::TasksGet => "tasks/get",
+            Self::TasksResult => "tasks/result",
+            Self::TasksList => "tasks/list",
+            Self::TasksCancel => "tasks/cancel",
+        }
+    }
+
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.as_str() == name)
+    }
+}
+
 /// A member of `params` is missing or has the wrong type; the message names it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid params: {0}")]
