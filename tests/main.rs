@@ -5,6 +5,7 @@
 
 mod auth;
 mod cli;
+mod crash;
 mod docs;
 mod engine;
 mod faults;

@@ -1,5 +1,6 @@
 //! A persona: a legacy client as the specification describes it, which shows everything that came over the wire.
 
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 /// A client with a token and a session.
@@ -80,8 +81,17 @@ impl Client {
     }
 
     pub async fn post(&self, body: Vec<u8>) -> Answer {
+        self.try_post(body).await.expect("the server answers")
+    }
+
+    /// A request to a server that may be gone, or go before its answer is whole.
+    pub async fn try_request(&self, method: &str, params: &Value) -> reqwest::Result<Answer> {
+        self.try_post(self.message(method, params).into_bytes()).await
+    }
+
+    async fn try_post(&self, body: Vec<u8>) -> reqwest::Result<Answer> {
         let request = self.build(reqwest::Method::POST).header("content-type", "application/json").body(body);
-        Answer::read(request.send().await.expect("the server answers")).await
+        Answer::try_read(request.send().await?).await
     }
 
     /// A request of any method with this persona's headers.
@@ -150,9 +160,12 @@ impl Client {
 
 impl Answer {
     pub async fn read(response: reqwest::Response) -> Self {
+        Self::try_read(response).await.expect("the whole answer arrives")
+    }
+
+    async fn try_read(response: reqwest::Response) -> reqwest::Result<Self> {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response.text().await.expect("the whole answer arrives");
-        Self { status, headers, body }
+        Ok(Self { status, headers, body: response.text().await? })
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -179,6 +192,22 @@ impl Answer {
         let mut json = self.json();
         assert!(json.get("result").is_some(), "no result in {self:?}");
         json["result"].take()
+    }
+
+    /// The result or the error as it was written, without the id that each request has of its own.
+    pub fn outcome(&self) -> String {
+        #[derive(serde::Deserialize)]
+        struct Message<'a> {
+            #[serde(borrow)]
+            result: Option<&'a RawValue>,
+            #[serde(borrow)]
+            error: Option<&'a RawValue>,
+        }
+        match serde_json::from_str(self.text()) {
+            Ok(Message { result: Some(result), error: None }) => format!(r#"{{"result":{result}}}"#),
+            Ok(Message { result: None, error: Some(error) }) => format!(r#"{{"error":{error}}}"#),
+            _ => panic!("neither a result nor an error: {self:?}"),
+        }
     }
 
     /// The error's code and message.

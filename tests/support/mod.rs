@@ -3,6 +3,8 @@
 pub mod client;
 pub mod database;
 pub mod pgproxy;
+pub mod processes;
+pub mod rng;
 pub mod script;
 pub mod server;
 pub mod tasks;

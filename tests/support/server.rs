@@ -1,5 +1,6 @@
 //! The real binary as a process, on a free port of 127.0.0.1.
 
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -7,10 +8,15 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-pub const BINARY: &str = env!("CARGO_BIN_EXE_taskhold");
+/// The binary under test: the one that was built with the tests, unless `TASKHOLD_TEST_BINARY` names another.
+pub fn binary() -> String {
+    std::env::var("TASKHOLD_TEST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_taskhold").to_owned())
+}
 
 /// How long a process may take for anything before a test gives up on it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+const ANY_PORT: &str = "127.0.0.1:0";
 
 /// A running `taskhold serve`; killed when dropped.
 pub struct Server {
@@ -25,8 +31,14 @@ pub struct Server {
 impl Server {
     /// Starts `serve` on `database_url` with the demo server's test tools as the upstream `test`, and waits until it listens.
     pub async fn start(database_url: &str) -> Self {
-        let upstream = format!("test={BINARY} demo-server --test-tools");
+        let upstream = test_tools();
         Self::start_with(database_url, &["--upstream", &upstream]).await
+    }
+
+    /// The same at an address, which stays the same over restarts.
+    pub async fn start_at(address: &str, database_url: &str) -> Self {
+        let upstream = test_tools();
+        Self::launch(address, None, database_url, &["--upstream", &upstream]).await
     }
 
     /// Starts `serve` with these further arguments, and waits until it listens.
@@ -35,9 +47,13 @@ impl Server {
     }
 
     /// The same in a folder of its own, where `taskhold.toml` and `.env` may lie.
-    pub async fn start_in(folder: Option<&std::path::Path>, database_url: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new(BINARY);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", database_url]).args(arguments);
+    pub async fn start_in(folder: Option<&Path>, database_url: &str, arguments: &[&str]) -> Self {
+        Self::launch(ANY_PORT, folder, database_url, arguments).await
+    }
+
+    async fn launch(address: &str, folder: Option<&Path>, database_url: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(binary());
+        command.args(["serve", "--listen", address, "--database-url", database_url]).args(arguments);
         if let Some(folder) = folder {
             command.current_dir(folder);
         }
@@ -80,13 +96,20 @@ impl Server {
         found.unwrap_or_else(|| panic!("no line with {part:?} in:\n{}", self.log.join("\n")))
     }
 
-    fn pid(&self) -> i32 {
+    pub fn pid(&self) -> i32 {
         self.child.id().and_then(|id| id.try_into().ok()).expect("it runs")
     }
 
-    /// SIGKILL, and wait until it is gone.
-    pub async fn kill(mut self) {
+    /// SIGKILL, and wait until it is gone; answers what it wrote to standard error.
+    pub async fn kill(mut self) -> Vec<String> {
         self.child.kill().await.expect("it can be killed");
+        let rest = async {
+            while let Some(line) = self.lines.recv().await {
+                self.log.push(line);
+            }
+        };
+        tokio::time::timeout(PATIENCE, rest).await.expect("nobody else holds its standard error");
+        self.log
     }
 
     /// SIGTERM, and wait for its end.
@@ -106,9 +129,13 @@ impl Server {
     }
 }
 
+fn test_tools() -> String {
+    format!("test={} demo-server --test-tools", binary())
+}
+
 /// Runs a command of the binary to its end: exit status, standard output, standard error.
 pub async fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
-    let output = Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().await.expect("the binary starts");
+    let output = Command::new(binary()).args(arguments).stdin(Stdio::null()).output().await.expect("the binary starts");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it writes UTF-8");
     (output.status, text(&output.stdout), text(&output.stderr))
 }
@@ -120,4 +147,12 @@ pub async fn new_token(database_url: &str, name: &str) -> String {
     let token = stdout.trim().to_owned();
     assert!(token.starts_with("th_") && !token.contains('\n'), "{stdout:?}");
     token
+}
+
+/// An address of 127.0.0.1 that is free, and that nobody is given who asks the system for any port: it lies below those.
+pub fn lasting_address() -> String {
+    let first = 10_000 + u16::try_from(std::process::id() % 5_000).expect("it is small");
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let port = (first..20_000).find(is_free).expect("a port is free");
+    format!("127.0.0.1:{port}")
 }
