@@ -80,7 +80,7 @@ async fn nothing_told_is_lost_when_the_service_is_killed(database: TestDatabase)
     no_panic(&server.kill().await);
 }
 
-// req: EXEC-13, EXEC-23, KEEP-07
+// req: EXEC-14, EXEC-23, KEEP-07
 async fn calls_end_and_the_next_one_works_when_upstreams_are_killed(database: TestDatabase) {
     let plan = Plan::read("upstreams");
     let mut rng = Rng::new(plan.seed);

@@ -9,7 +9,7 @@ use crate::http::harness::Service;
 use crate::support::client::Client;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase};
-use crate::support::server::{BINARY, PATIENCE, Server, new_token};
+use crate::support::server::{PATIENCE, Server, binary, new_token};
 
 contract! {
     every_task_is_found_after_a_kill,
@@ -74,9 +74,10 @@ async fn every_task_is_found_after_a_kill(database: TestDatabase) {
 // field case: F-DUR-03
 async fn a_side_effect_is_repeated_only_where_that_is_allowed(database: TestDatabase) {
     let folder = tempfile::tempdir().unwrap();
+    let binary = binary();
     let upstream = |name: &str| {
         format!(
-            "[[upstreams]]\nname = \"{name}\"\ncommand = [\"{BINARY}\", \"demo-server\", \"--test-tools\"]\nprefix = true\n"
+            "[[upstreams]]\nname = \"{name}\"\ncommand = [\"{binary}\", \"demo-server\", \"--test-tools\"]\nprefix = true\n"
         )
     };
     let repeated = "[upstreams.tools.charge]\nrestart = \"retry\"\n";

@@ -11,7 +11,7 @@ use crate::http::harness::{Gateway, Service, engine_rules};
 use crate::support::client::{Answer, Client};
 use crate::support::contract;
 use crate::support::database::TestDatabase;
-use crate::support::server::{BINARY, Server};
+use crate::support::server::{Server, binary};
 
 contract! {
     a_finished_task_stays_until_its_ttl_runs_out,
@@ -197,7 +197,7 @@ async fn who_waits_is_told_how_long(database: TestDatabase) {
 
 // field case: F-AUTH-04
 async fn callers_without_a_name_have_no_list(database: TestDatabase) {
-    let upstream = format!("test={BINARY} demo-server --test-tools");
+    let upstream = format!("test={} demo-server --test-tools", binary());
     let server = Server::start_with(&database.url, &["--auth", "none", "--upstream", &upstream]).await;
     let mut client = Client::new(&server.url, None);
     let capabilities = client.initialize("2025-11-25").await["capabilities"].clone();
