@@ -14,11 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::{Anonymous, Authenticator, TokenAuthenticator};
 use crate::config::{self, AuthMode, Config};
 use crate::domain::clock::{Clock, SystemClock};
-use crate::engine::{Engine, EngineParts, EngineRules};
-use crate::executor::Catalogue as _;
+use crate::engine::{Engine, EngineParts, EngineRules, InputRules, RoundRules};
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
-use crate::http::{self, HttpRules, HttpState};
+use crate::http::{self, Counts, HttpRules, HttpState};
 use crate::lifecycle;
 use crate::store::{self, Store};
 
@@ -26,7 +25,12 @@ use crate::store::{self, Store};
 const FIRST_LISTS: Duration = Duration::from_secs(5);
 /// Sessions unused for longer are forgotten.
 const SESSION_IDLE: Duration = Duration::from_secs(24 * 3600);
-/// What requests get at least after the engine has drained, to write their last answers.
+/// Between two comments on a stream on which nothing happens.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How long the caller of a call that is no task may be away before it counts as gone.
+const CALLER_GRACE: Duration = Duration::from_secs(60);
+/// What requests get at least after the engine has drained, and again when their calls were stopped, to write their last
+/// answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// A service that listens.
@@ -61,18 +65,22 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
     .context("cannot join the nodes of the database")?;
     engine.start();
 
+    let counts = Arc::new(Counts::default());
     let (drain, closing) = (CancellationToken::new(), CancellationToken::new());
     let router = http::router(HttpState {
         engine: Arc::clone(&engine),
         auth,
         store: store.clone(),
         rules: http_rules(&config, address),
+        counts: Arc::clone(&counts),
         drain: drain.clone(),
     });
     let rules = ServerRules { connections: config.limits.connections, ..ServerRules::default() };
     wait_for_first_lists(&config, &upstreams).await;
-    let serving =
-        lifecycle::spawn("http", server::serve(listener, router, rules, closing.clone(), config.server.drain));
+    let serving = lifecycle::spawn(
+        "http",
+        server::serve(listener, router, rules, closing.clone(), config.server.drain + LAST_ANSWERS * 2),
+    );
     let announced = announce(Ready { address, store: store.clone(), clock: Arc::clone(&clock) }).await;
 
     let period = if announced.is_ok() {
@@ -90,14 +98,21 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
         closing.cancel();
         // Calls that are no tasks have what is left of the period.
         let left = period.saturating_sub(clock.boot().saturating_sub(began)).max(LAST_ANSWERS);
-        if tokio::time::timeout(left, serving).await.is_err() {
-            tracing::warn!("requests did not end within the drain period and are cut off");
+        tokio::pin!(serving);
+        if tokio::time::timeout(left, &mut serving).await.is_err() {
+            tracing::warn!("requests did not end within the drain period: calls that still run are stopped");
+            engine.cut_calls();
+            if tokio::time::timeout(LAST_ANSWERS, serving).await.is_err() {
+                tracing::warn!("what is left of the requests is cut off");
+            }
         }
+        engine.close();
     };
     tokio::select! {
         () = stopping => {}
         signal = signals.next() => tracing::warn!(signal, "stopping at once"),
     }
+    counts.log();
     upstreams.stop().await;
     store.system().close().await;
     announced
@@ -122,7 +137,11 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
 /// If this program's own file cannot be found, which supervises the children.
 pub async fn start_upstreams(config: &Config, store: &Store, clock: Arc<dyn Clock>) -> anyhow::Result<Arc<Upstreams>> {
     let launcher = Launcher::of_this_binary(config::variables(&KEPT_VARIABLES)).context("cannot find this program")?;
-    let settings = upstream::Settings { result_limit: config.limits.result, ..upstream::Settings::new(launcher) };
+    let settings = upstream::Settings {
+        result_limit: config.limits.result,
+        open_questions: config.limits.open_questions,
+        ..upstream::Settings::new(launcher)
+    };
     let configs = config.upstreams.iter().map(upstream_config).collect();
     Ok(Upstreams::start(configs, settings, store.system(), clock).await)
 }
@@ -130,9 +149,7 @@ pub async fn start_upstreams(config: &Config, store: &Store, clock: Arc<dyn Cloc
 /// An upstream that no list is known of yet gets a moment before the service says that it is ready, so that the first call
 /// finds its tools. One that takes longer is served as soon as it answers.
 async fn wait_for_first_lists(config: &Config, upstreams: &Upstreams) {
-    let tools = upstreams.tools();
-    let is_known = |name: &str| tools.iter().any(|tool| tool.upstream == name);
-    if config.upstreams.iter().all(|upstream| is_known(&upstream.name)) {
+    if config.upstreams.iter().all(|upstream| upstreams.is_known(&upstream.name)) {
         return;
     }
     if tokio::time::timeout(FIRST_LISTS, upstreams.settled()).await.is_err() {
@@ -157,16 +174,30 @@ async fn authenticator(
 fn engine_rules(config: &Config) -> EngineRules {
     EngineRules {
         ttl: config.tasks.ttl.clone(),
+        grace: config.tasks.grace,
         poll_interval: config.tasks.poll_interval,
         page_size: config.tasks.page_size,
         slots: config.runner.slots,
+        asking: config.runner.asking,
         run_limit: config.runner.run_limit,
         hard_run_limit: config.runner.hard_run_limit,
         attempts: config.runner.attempts,
         arguments_limit: config.limits.arguments,
         message_limit: config.limits.message,
         waiters_per_context: config.limits.streams,
+        subscriptions_per_session: config.limits.subscriptions,
+        progress_interval: config.limits.progress_interval,
+        caller_grace: CALLER_GRACE,
         session_idle: SESSION_IDLE,
+        input: InputRules {
+            timeout: config.tasks.input_timeout,
+            question_limit: config.limits.question,
+            answer_limit: config.limits.answer,
+            open: config.limits.open_questions,
+            questions: config.limits.questions,
+            refused: config.limits.refused_answers,
+        },
+        rounds: RoundRules { timeout: config.tasks.round_timeout, calls: config.limits.parked_calls },
     }
 }
 
@@ -176,10 +207,12 @@ fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
     HttpRules {
         allowed_hosts: hosts.into_iter().chain(config.server.allowed_hosts.iter().cloned()).collect(),
         allowed_origins: origins.into_iter().chain(config.server.allowed_origins.iter().cloned()).collect(),
+        keep_alive: KEEP_ALIVE,
         body_limit: config.limits.body,
         session_idle: SESSION_IDLE,
         sessions: config.limits.sessions,
         tasks_enabled: config.tasks.enabled,
+        task_names_required: config.tasks.name_header_required,
         tenants_without_tasks: tenants_without_tasks(config),
     }
 }
@@ -192,13 +225,19 @@ fn tenants_without_tasks(config: &Config) -> HashSet<String> {
 fn upstream_config(upstream: &config::UpstreamConfig) -> upstream::UpstreamConfig {
     upstream::UpstreamConfig {
         name: upstream.name.clone(),
+        endpoint: upstream.url.as_ref().map(|url| upstream::Endpoint {
+            url: url.expose_secret().to_owned(),
+            headers: upstream.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        }),
         command: upstream.command.clone(),
         env: upstream.env.iter().map(|(name, value)| (name.clone(), value.expose_secret().to_owned())).collect(),
         cwd: upstream.cwd.clone(),
+        protocol: upstream.protocol,
         shared: upstream.shared,
         prefix: upstream.prefix,
         max_links: upstream.max_links,
         task: upstream.task,
+        grace: upstream.grace,
         tools: upstream.tools.iter().map(|(name, tool)| (name.clone(), tool_config(tool))).collect(),
     }
 }
@@ -210,6 +249,9 @@ fn tool_config(tool: &config::ToolConfig) -> upstream::ToolConfig {
         restart: tool.restart,
         ttl: tool.ttl,
         poll_interval: tool.poll_interval,
+        grace: tool.grace,
+        input_timeout: tool.input_timeout,
+        ask_first: tool.ask_first,
         immediate_response: tool.immediate_response.clone(),
     }
 }

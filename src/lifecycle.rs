@@ -1,4 +1,4 @@
-//! Starting and stopping what runs in the background.
+//! Starting and stopping what runs in the background, and work away from the async threads.
 
 use std::future::Future;
 
@@ -14,6 +14,14 @@ where
 {
     #[expect(clippy::disallowed_methods, reason = "the one home of spawning")]
     tokio::spawn(work.instrument(tracing::debug_span!("background", work = name)))
+}
+
+/// Work on more bytes than this is done away from the async threads.
+const ASIDE_BYTES: usize = 64 * 1024;
+
+/// Does work on so many bytes where it holds nobody up. `None` if it panicked away from here.
+pub async fn aside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    if bytes > ASIDE_BYTES { tokio::task::spawn_blocking(work).await.ok() } else { Some(work()) }
 }
 
 /// The signals that ask a process to stop.

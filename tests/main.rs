@@ -6,6 +6,7 @@
 mod auth;
 mod cli;
 mod crash;
+mod demo;
 mod docs;
 mod engine;
 mod faults;
@@ -13,7 +14,9 @@ mod field;
 mod hostile;
 mod http;
 mod model;
+mod peers;
 mod process;
+mod relay;
 mod store;
 mod support;
 mod tidy;

@@ -11,13 +11,16 @@ use super::output;
 use crate::app;
 use crate::config::{Config, ConfigError, Overrides, find_program};
 use crate::domain::clock::SystemClock;
+use crate::executor::Catalogue as _;
+use crate::executor::shelf::Clash;
+use crate::executor::upstream::{LeftOut, Status};
 use crate::store;
 
 /// How long all upstreams together may take to list their tools; a first start may download them.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 const NO_UPSTREAMS: &str = "none is configured, so there are no tools: add [[upstreams]] to taskhold.toml, or give \
-                            --upstream NAME='COMMAND LINE'";
+                            --upstream NAME='COMMAND LINE' or NAME=URL";
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -120,6 +123,7 @@ fn missing_programs(config: &Config) -> Option<Vec<Finding>> {
         .upstreams
         .iter()
         .filter_map(|upstream| {
+            // One with a URL has no command.
             let program = upstream.command.first().filter(|program| find_program(program).is_none())?;
             let todo = format!("the program {program:?} is not found: install it or correct the command");
             Some(Finding::bad(format!("upstream {}", upstream.name), todo))
@@ -135,20 +139,39 @@ async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
     let settled = tokio::time::timeout(PATIENCE, upstreams.settled()).await;
     let mut findings = Vec::new();
     for (name, status) in upstreams.status() {
-        let what = format!("upstream {name}");
+        let endpoint = upstreams.endpoint(&name);
+        let what = endpoint.map_or_else(|| format!("upstream {name}"), |url| format!("upstream {name} at {url}"));
         findings.push(match status.problem {
             Some(problem) => {
                 let stderr = status.stderr.last().map(|line| format!("; it last wrote: {line}"));
                 Finding::bad(what, format!("{problem}{}", stderr.unwrap_or_default()))
             }
-            None if settled.is_err() => Finding::bad(what, "it did not answer in time: run its command by hand"),
-            None => Finding::good(what, format!("{} tool{}", status.tools, if status.tools == 1 { "" } else { "s" })),
+            None if settled.is_err() => Finding::bad(what, "it did not answer in time: try it by hand"),
+            None => Finding::good(what, what_it_has(&status)),
         });
-        for (tool, why) in status.left_out {
-            findings.push(Finding::bad(format!("upstream {name}, tool {tool}"), format!("not offered: {why}")));
+        for LeftOut { kind, name: item, why } in status.left_out {
+            findings.push(Finding::bad(format!("upstream {name}, {kind} {item}"), format!("not offered: {why}")));
         }
+    }
+    for Clash { upstream, item, kept_by } in upstreams.shelf().clashes() {
+        let why = format!("not offered: the upstream {kept_by} has it too and stands first in the configuration");
+        findings.push(Finding::good(format!("upstream {upstream}, resource {item}"), why));
     }
     upstreams.stop().await;
     store.system().close().await;
     Ok(findings)
+}
+
+/// Its tools, and of the rest what there is.
+fn what_it_has(status: &Status) -> String {
+    let counts = [
+        (status.tools, "tool"),
+        (status.prompts, "prompt"),
+        (status.resources, "resource"),
+        (status.templates, "resource template"),
+    ];
+    let told = counts.into_iter().filter(|(count, what)| *count > 0 || *what == "tool");
+    told.map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }))
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -76,7 +76,7 @@ enum Command {
     /// Prints a line for each: "ok", or "to do" and what. Starts each upstream once, when the tables are up to date. Exits
     /// with 1 unless all are ok.
     Check(check::CheckArgs),
-    /// Be the demo upstream: an MCP server on standard input and output
+    /// Be the demo upstream: an MCP server on standard input and output, or by HTTP
     ///
     /// Its tools: count_primes (real work), wait, fail, crash, confirm_delete (asks before it answers). `serve --demo` puts it
     /// behind the service.

@@ -29,7 +29,10 @@ pub(super) struct ServeArgs {
     /// All demo tokens share one context: tasks of an earlier run are still there.
     #[arg(long)]
     demo: bool,
-    /// Add an MCP server that is started by a command; may be repeated
+    /// With --demo: offer what the official MCP conformance suite calls instead of the demo's tools
+    #[arg(long, requires = "demo")]
+    conformance: bool,
+    /// Add an MCP server that is started by a command or reached by a URL; may be repeated
     ///
     /// The command line is split as a shell splits words and run without a shell:
     /// --upstream everything='npx -y @modelcontextprotocol/server-everything'
@@ -49,7 +52,8 @@ impl ServeArgs {
         if self.demo {
             let binary =
                 std::env::current_exe().context("cannot tell where this program is, to start the demo server")?;
-            let command = [binary.display().to_string(), "demo-server".to_owned()];
+            let mut command = vec![binary.display().to_string(), "demo-server".to_owned()];
+            command.extend(self.conformance.then(|| "--conformance".to_owned()));
             overrides.upstreams.push(format!("demo={}", shell_words::join(command)));
         }
         Ok(())
@@ -67,7 +71,8 @@ impl ServeArgs {
                     AuthMode::Token => Some(demo_token(&ready).await?),
                     AuthMode::None => None,
                 };
-                output::complain(&demo_text(&url, token.as_deref()));
+                let call = if self.conformance { CONFORMANCE_CALL } else { DEMO_CALL };
+                output::complain(&demo_text(&url, token.as_deref(), call));
             } else if mode == AuthMode::Token && ready.store.system().all_tokens().await?.is_empty() {
                 output::complain(&format!(
                     "There are no access tokens yet, so nobody can call. Create one:\n  taskhold token create --name NAME{again}"
@@ -75,7 +80,7 @@ impl ServeArgs {
             }
             if !has_upstreams {
                 tracing::warn!(
-                    "no upstream is configured, so there are no tools: give --upstream NAME='COMMAND LINE', or add \
+                    "no upstream is configured, so there are no tools: give --upstream NAME='COMMAND LINE' or NAME=URL, or add \
                      [[upstreams]] to taskhold.toml"
                 );
             }
@@ -113,8 +118,13 @@ async fn demo_token(ready: &Ready) -> anyhow::Result<String> {
     Ok(issuer.mint(new).await?.token.expose_secret().to_owned())
 }
 
+/// The call that `--demo` suggests: members of `params`.
+const DEMO_CALL: &str = r#""name":"count_primes","arguments":{"below":20000000}"#;
+/// The same where the demo offers what the conformance suite calls.
+const CONFORMANCE_CALL: &str = r#""name":"test_tool_with_progress","arguments":{}"#;
+
 /// What `--demo` prints: where, who, and a session with a task to paste into a shell.
-fn demo_text(url: &str, token: Option<&str>) -> String {
+fn demo_text(url: &str, token: Option<&str>, call: &str) -> String {
     const HEADERS: &str = "-H 'Content-Type: application/json' -H 'Accept: application/json'";
     let (token_line, auth_line, auth) = match token {
         Some(token) => (
@@ -127,12 +137,13 @@ fn demo_text(url: &str, token: Option<&str>) -> String {
     format!(
         r#"URL:   {url}
 {token_line}
+A tool that asks you something needs a client that reads event streams; docs/input.md shows one for the shell.
 Paste this to start a task, look at it, and wait for its result:
 
 URL={url}
 {auth_line}mcp() {{ curl -sS "$URL"{auth} {HEADERS} -H "Mcp-Session-Id: $SESSION" -H 'MCP-Protocol-Version: 2025-11-25' -d "$1"; echo; }}
 SESSION=$(curl -sS -o /dev/null -D - "$URL"{auth} {HEADERS} -d '{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":"2025-11-25","capabilities":{{}},"clientInfo":{{"name":"curl","version":"1"}}}}}}' | tr -d '\r' | sed -n 's/^mcp-session-id: //ip')
-CREATED=$(mcp '{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"count_primes","arguments":{{"below":20000000}},"task":{{}}}}}}'); echo "$CREATED"
+CREATED=$(mcp '{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{{call},"task":{{}}}}}}'); echo "$CREATED"
 TASK=$(echo "$CREATED" | sed 's/.*"taskId":"\([^"]*\)".*/\1/')
 mcp '{{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{{"taskId":"'$TASK'"}}}}'
 mcp '{{"jsonrpc":"2.0","id":4,"method":"tasks/result","params":{{"taskId":"'$TASK'"}}}}'
@@ -158,8 +169,8 @@ mod tests {
 
     #[test]
     fn the_demo_text_is_a_shell_script_below_its_first_lines() {
-        for token in [Some("th_a_b_c"), None] {
-            let text = demo_text("http://127.0.0.1:1/mcp", token);
+        for (token, call) in [(Some("th_a_b_c"), DEMO_CALL), (None, DEMO_CALL), (None, CONFORMANCE_CALL)] {
+            let text = demo_text("http://127.0.0.1:1/mcp", token, call);
             let (_, script) = text.split_once(":\n\n").unwrap();
             let checked = std::process::Command::new("sh").args(["-n", "-c", script]).status().unwrap();
             assert!(checked.success(), "{script}");

@@ -107,7 +107,9 @@ impl List {
 
 impl Show {
     async fn run(&self, store: &SystemStore, now: Timestamp, rules: &TtlRules) -> anyhow::Result<()> {
-        let Some(details) = store.details(self.id).await? else { bail!("there is no task {}", self.id) };
+        // A stored call that is no task is shown to nobody.
+        let details = store.details(self.id).await?.filter(|details| !details.parked);
+        let Some(details) = details else { bail!("there is no task {}", self.id) };
         let mut shown = Shown::new(&details, now, rules);
         shown.outcome = details.outcome.as_ref().map(ShownOutcome::new).transpose()?;
         if self.json {

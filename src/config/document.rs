@@ -46,7 +46,7 @@ pub fn render() -> String {
     }
     text.push_str(
         "\n## `[[upstreams]]`\n\nThe MCP servers behind the service, in the order that decides which of two new tools \
-         keeps a\ncommon name. `serve --upstream NAME='COMMAND LINE'` adds one. They have no variables.\n",
+         keeps a\ncommon name. `serve --upstream NAME='COMMAND LINE'` or `NAME=URL` adds one. They have no variables.\n",
     );
     entries(&mut text, UPSTREAM_KEYS);
     text.push_str(

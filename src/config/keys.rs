@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::value::Kind;
+use crate::executor::upstream::Protocol;
 
 /// One key.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +107,7 @@ pub const KEYS: &[Key] = &[
         "server.drain",
         duration(Duration::ZERO, DAY),
         "25s",
-        "How long a stopping service lets running calls finish before it gives them back.",
+        "How long a stopping service lets running calls finish before it gives them back. It waits as long for answers that are being read, but not for a client that takes nothing of its answer for 3 s.",
     ),
     Key::new(
         "database.url",
@@ -180,10 +181,37 @@ pub const KEYS: &[Key] = &[
          `runner.hard_run_limit` + `tasks.min_retention`.",
     ),
     Key::new(
+        "tasks.grace",
+        duration(Duration::ZERO, DAY),
+        "5s",
+        "How long a call of an `optional` tool may run before it becomes a task, where the client leaves that to the service \
+         (revision 2026-07-28 with the tasks extension). With `0s` it is a task at once.",
+    ),
+    Key::new(
         "tasks.poll_interval",
         duration(Duration::from_millis(1), Duration::from_secs(3600)),
         "1s",
         "How often clients are asked to poll.",
+    ),
+    Key::new(
+        "tasks.input_timeout",
+        duration_or_none(Duration::from_millis(1), CENTURY),
+        "none",
+        "How long a task waits for each answer of its caller. Past it the tool gets an error and goes on. With `none` the run limit alone ends the waiting.",
+    ),
+    Key::new(
+        "tasks.round_timeout",
+        duration(SECOND, DAY),
+        "10min",
+        "How long a call that is no task waits for its client to come back with what it asked (`input_required` of revision \
+         2026-07-28). Past it the call is cancelled.",
+    ),
+    Key::new(
+        "tasks.require_name_header",
+        Kind::Flag,
+        "false",
+        "Whether `tasks/get`, `tasks/update` and `tasks/cancel` of revision 2026-07-28 are refused without the `Mcp-Name` \
+         header, by which proxies route them. One that names another task is always refused.",
     ),
     Key::new("tasks.page_size", Kind::Count { min: 1, max: 200 }, "50", "Tasks per page of `tasks/list`."),
     Key::new(
@@ -191,6 +219,12 @@ pub const KEYS: &[Key] = &[
         Kind::Count { min: 1, max: 100_000 },
         "256",
         "How many tasks one process runs at a time; more wait their turn.",
+    ),
+    Key::new(
+        "runner.asking",
+        Kind::Count { min: 0, max: 1_000_000 },
+        "10000",
+        "How many tasks of one process may wait for their callers' input without holding a slot; more keep theirs.",
     ),
     Key::new(
         "runner.run_limit",
@@ -220,16 +254,66 @@ pub const KEYS: &[Key] = &[
         "The longest status message; longer ones are cut.",
     ),
     Key::new(
+        "limits.question",
+        Kind::Size { min: KIB, max: GIB },
+        "1 MiB",
+        "The largest question that a tool may ask its caller; a larger one is an error to the tool.",
+    ),
+    Key::new(
+        "limits.answer",
+        Kind::Size { min: KIB, max: GIB },
+        "1 MiB",
+        "The largest answer to a question; a larger one is refused like one that does not fit.",
+    ),
+    Key::new(
+        "limits.open_questions",
+        Kind::Count { min: 1, max: 10_000 },
+        "32",
+        "The most unanswered questions of one call, a task or not; more are errors to the tool.",
+    ),
+    Key::new(
+        "limits.questions",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "1000",
+        "The most questions of one task in its life; more are errors to the tool.",
+    ),
+    Key::new(
+        "limits.parked_calls",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "1000",
+        "The most calls of one caller that are no tasks and wait for their client to come back with what they asked; one more \
+         is refused when it asks, and cancelled.",
+    ),
+    Key::new(
+        "limits.refused_answers",
+        Kind::Count { min: 0, max: 100 },
+        "3",
+        "How often a question is asked again after an answer that does not fit; then the tool gets an error.",
+    ),
+    Key::new(
+        "limits.progress_interval",
+        duration(Duration::from_millis(1), Duration::from_secs(3600)),
+        "100ms",
+        "The least time between two progress notifications of one call, after 16 that may come at once; what comes faster \
+         is left out, but for the newest. Those of a task are at least 500 ms apart.",
+    ),
+    Key::new(
         "limits.sessions",
         Kind::Count { min: 1, max: 1_000_000 },
         "1000",
-        "The most sessions of one caller; the one unused the longest makes room for a new one.",
+        "The most sessions of one caller; the one unused the longest makes room for a new one, unless its stream is open. Use is noted every 10 minutes.",
+    ),
+    Key::new(
+        "limits.subscriptions",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "1000",
+        "The most resources that one session, or one stream of a client without sessions, may be subscribed to.",
     ),
     Key::new(
         "limits.streams",
         Kind::Count { min: 1, max: 1_000_000 },
         "1000",
-        "The most open streams, waiting requests and running calls that are no tasks, of one caller on one process.",
+        "The most open streams, waiting requests, running calls that are no tasks, and results over 64 KiB that are being read, of one caller on one process.",
     ),
     Key::new(
         "limits.connections",
@@ -245,8 +329,27 @@ pub const UPSTREAM_KEYS: &[Key] = &[
     Key::unset(
         "command",
         Kind::Command,
-        "Required: the command that starts the MCP server on its standard streams. A text is split as a shell splits \
-         words and run without a shell; a list is taken as it is.",
+        "The command that starts the MCP server on its standard streams. A text is split as a shell splits words and run \
+         without a shell; a list is taken as it is. An upstream has either this or `url`.",
+    ),
+    Key::unset(
+        "url",
+        Kind::Endpoint,
+        "The URL of an MCP server that speaks Streamable HTTP, such as `https://mcp.example.com/mcp`. It is logged \
+         without user info and query.",
+    )
+    .secret(),
+    Key::unset(
+        "headers",
+        Kind::TextTable,
+        "What each request to `url` carries besides MCP's own headers. `${NAME}` takes a variable of ours (`$${` is a \
+         plain `${`). Values are never shown. Headers of callers are never passed on.",
+    )
+    .secret(),
+    Key::unset(
+        "bearer_env",
+        Kind::Text,
+        "The variable of ours that holds the token for `url`, sent as `Authorization: Bearer`.",
     ),
     Key::unset(
         "env",
@@ -262,22 +365,33 @@ pub const UPSTREAM_KEYS: &[Key] = &[
          paths among the command's arguments mean this directory.",
     ),
     Key::new(
+        "protocol",
+        Kind::Choice(&Protocol::WORDS),
+        "auto",
+        "The revision that it speaks: `2026-07-28`, or `2025-11-25`, which stands for older ones, too. `auto` asks it.",
+    ),
+    Key::new(
         "shared",
         Kind::Flag,
         "false",
-        "Whether all callers share one running server. Only for servers that keep nothing between calls.",
+        "Whether all callers share one running server, or one session with it. Only for servers that keep nothing between calls.",
     ),
     Key::new("prefix", Kind::Flag, "false", "Whether its tools are offered as `NAME__TOOL`."),
     Key::new(
         "max_links",
         Kind::Count { min: 1, max: 10_000 },
         "32",
-        "The most running servers of this upstream at a time.",
+        "The most running servers of this upstream, or sessions with it, at a time.",
     ),
     Key::unset(
         "task",
         Kind::TaskMode,
         "Whether calls of its tools are tasks; each tool's own hint decides when not set, else `optional`.",
+    ),
+    Key::unset(
+        "grace",
+        duration(Duration::ZERO, DAY),
+        "How long calls of its `optional` tools may run before they become tasks; `tasks.grace` when not set.",
     ),
 ];
 
@@ -300,6 +414,22 @@ pub const TOOL_KEYS: &[Key] = &[
         "poll_interval",
         duration(Duration::from_millis(1), Duration::from_secs(3600)),
         "How often clients are asked to poll its tasks.",
+    ),
+    Key::unset(
+        "grace",
+        duration(Duration::ZERO, DAY),
+        "How long a call of it may run before it becomes a task; its upstream's `grace` when not set.",
+    ),
+    Key::unset(
+        "input_timeout",
+        duration(Duration::from_millis(1), CENTURY),
+        "How long its tasks wait for each answer; `tasks.input_timeout` when not set.",
+    ),
+    Key::unset(
+        "ask_first",
+        Kind::Flag,
+        "Whether clients of revision 2026-07-28 are asked what a call of an `eager` or `always` tool asks within its `grace` \
+         before it becomes a task. When not set, the tool's own hint decides.",
     ),
     Key::unset("immediate_response", Kind::Text, "What a model is told at once when a call of it becomes a task."),
 ];

@@ -1,5 +1,7 @@
 //! `[limits]`.
 
+use std::time::Duration;
+
 use super::problem::Problem;
 use super::settings::Settings;
 
@@ -10,8 +12,22 @@ pub struct LimitsConfig {
     pub arguments: usize,
     pub result: usize,
     pub message: usize,
+    pub question: usize,
+    pub answer: usize,
+    /// Unanswered ones of one task.
+    pub open_questions: usize,
+    /// Of one attempt.
+    pub questions: usize,
+    /// Calls that are no tasks and wait for a retry, per caller.
+    pub parked_calls: usize,
+    /// After so many the question is not asked again.
+    pub refused_answers: u32,
+    /// Between two notes of one call.
+    pub progress_interval: Duration,
     /// Per caller.
     pub sessions: u32,
+    /// Of resources, per session.
+    pub subscriptions: u32,
     /// Per caller and process.
     pub streams: usize,
     /// Per process.
@@ -25,7 +41,15 @@ impl LimitsConfig {
             arguments: settings.number("limits.arguments"),
             result: settings.number("limits.result"),
             message: settings.number("limits.message"),
+            question: settings.number("limits.question"),
+            answer: settings.number("limits.answer"),
+            open_questions: settings.number("limits.open_questions"),
+            questions: settings.number("limits.questions"),
+            parked_calls: settings.number("limits.parked_calls"),
+            refused_answers: settings.number("limits.refused_answers"),
+            progress_interval: settings.duration("limits.progress_interval"),
             sessions: settings.number("limits.sessions"),
+            subscriptions: settings.number("limits.subscriptions"),
             streams: settings.number("limits.streams"),
             connections: settings.number("limits.connections"),
         }

@@ -85,12 +85,6 @@ impl Config {
         self.tasks.check(&self.runner, self.auth.mode, problems);
         self.limits.check(problems);
     }
-
-    /// Whether calls of a tenant (`None`: of no tenant) can be tasks.
-    #[must_use]
-    pub fn tasks_for(&self, tenant: Option<&str>) -> bool {
-        self.tasks.enabled && tenant.and_then(|name| self.tenants.get(name)).is_none_or(|tenant| tenant.tasks)
-    }
 }
 
 #[cfg(test)]

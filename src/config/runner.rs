@@ -9,6 +9,8 @@ use super::tasks::shown;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnerConfig {
     pub slots: usize,
+    /// Tasks that wait for input without a slot.
+    pub asking: usize,
     pub run_limit: Duration,
     pub hard_run_limit: Duration,
     /// The first one included.
@@ -19,6 +21,7 @@ impl RunnerConfig {
     pub(super) fn read(settings: &Settings) -> Self {
         Self {
             slots: settings.number("runner.slots"),
+            asking: settings.number("runner.asking"),
             run_limit: settings.duration("runner.run_limit"),
             hard_run_limit: settings.duration("runner.hard_run_limit"),
             attempts: settings.number("runner.attempts"),

@@ -107,6 +107,13 @@ impl Settings {
         }
     }
 
+    pub fn maybe_flag(&self, path: &str) -> Option<bool> {
+        match self.values.get(path)? {
+            Value::Flag(flag) => Some(*flag),
+            _ => wrong(path),
+        }
+    }
+
     pub fn flag(&self, path: &str) -> bool {
         match self.values.get(path) {
             Some(Value::Flag(flag)) => *flag,

@@ -15,8 +15,16 @@ const ANONYMOUS_TTL: Duration = Duration::from_secs(3600);
 pub struct TasksConfig {
     pub enabled: bool,
     pub ttl: TtlRules,
+    /// How long a call may run before it becomes a task, where the service decides that.
+    pub grace: Duration,
     pub poll_interval: Duration,
     pub page_size: u32,
+    /// Whether requests about a task must have `Mcp-Name`.
+    pub name_header_required: bool,
+    /// For one answer; `None` leaves it to the run limit.
+    pub input_timeout: Option<Duration>,
+    /// For the retry of a call that asked by its answer.
+    pub round_timeout: Duration,
 }
 
 impl TasksConfig {
@@ -30,8 +38,12 @@ impl TasksConfig {
                 min_retention: settings.duration("tasks.min_retention"),
                 hard_lifetime: settings.duration("tasks.hard_lifetime"),
             },
+            grace: settings.duration("tasks.grace"),
             poll_interval: settings.duration("tasks.poll_interval"),
             page_size: settings.number("tasks.page_size"),
+            name_header_required: settings.flag("tasks.require_name_header"),
+            input_timeout: settings.maybe_duration("tasks.input_timeout"),
+            round_timeout: settings.duration("tasks.round_timeout"),
         }
     }
 

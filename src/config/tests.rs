@@ -5,7 +5,8 @@ use secrecy::ExposeSecret;
 use tempfile::TempDir;
 
 use super::*;
-use crate::domain::mode::TaskMode;
+
+mod upstreams;
 
 /// A directory of its own and an environment that holds nothing else.
 struct Given {
@@ -109,7 +110,8 @@ fn a_named_file_is_read_and_must_be_there() {
 fn unknown_names_are_refused_with_what_is_allowed() {
     assert_eq!(
         Given::file("[runner]\nslot = 2\n").problem(),
-        "unknown key runner.slot (taskhold.toml line 2); allowed in [runner]: slots, run_limit, hard_run_limit, attempts"
+        "unknown key runner.slot (taskhold.toml line 2); allowed in [runner]: slots, asking, run_limit, hard_run_limit, \
+         attempts"
     );
     assert_eq!(
         Given::file("\n[runnr]\nslots = 2\n").problem(),
@@ -119,14 +121,14 @@ fn unknown_names_are_refused_with_what_is_allowed() {
     assert_eq!(
         Given::nothing().variable("TASKHOLD_RUNNER_SLOT", "2").problem(),
         "unknown variable TASKHOLD_RUNNER_SLOT in the environment; allowed: TASKHOLD_RUNNER_SLOTS, \
-         TASKHOLD_RUNNER_RUN_LIMIT, TASKHOLD_RUNNER_HARD_RUN_LIMIT, TASKHOLD_RUNNER_ATTEMPTS"
+         TASKHOLD_RUNNER_ASKING, TASKHOLD_RUNNER_RUN_LIMIT, TASKHOLD_RUNNER_HARD_RUN_LIMIT, TASKHOLD_RUNNER_ATTEMPTS"
     );
     let problem = Given::nothing().and_file(".env", "TASKHOLD_NO=2\n").problem();
     assert!(problem.starts_with("unknown variable TASKHOLD_NO in .env; allowed: TASKHOLD_LOG, "), "{problem}");
     assert_eq!(
-        Given::file("[[upstreams]]\nname = \"a\"\ncommand = \"b\"\nurl = \"c\"\n").problem(),
-        "unknown key upstreams.a.url (taskhold.toml line 4); allowed in upstreams.a: name, command, env, cwd, shared, \
-         prefix, max_links, task, tools"
+        Given::file("[[upstreams]]\nname = \"a\"\ncommand = \"b\"\nuri = \"c\"\n").problem(),
+        "unknown key upstreams.a.uri (taskhold.toml line 4); allowed in upstreams.a: name, command, url, headers, \
+         bearer_env, env, cwd, protocol, shared, prefix, max_links, task, grace, tools"
     );
     assert_eq!(
         Given::file("[tenants.a]\nlimits = 1\n").problem(),
@@ -289,98 +291,11 @@ fn without_authentication_the_default_ttl_is_an_hour_at_most() {
 }
 
 #[test]
-fn upstreams_come_from_the_file_and_from_flags() {
-    let given = Given::file(
-        r#"
-        [[upstreams]]
-        name = "files"
-        command = "npx -y 'a server'"
-        cwd = "/srv"
-        shared = true
-        task = "eager"
-        [upstreams.tools."slow tool"]
-        task = "always"
-        run_limit = "10min"
-        restart = "retry"
-        ttl = 7200
-        poll_interval = "2s"
-        immediate_response = "started"
-        [[upstreams]]
-        name = "other"
-        command = ["python3", "-m", "server"]
-        "#,
-    )
-    .upstream("everything=npx -y '@modelcontextprotocol/server everything'");
-    let upstreams = given.load().upstreams;
-    assert_eq!(
-        upstreams.iter().map(|upstream| upstream.name.as_str()).collect::<Vec<_>>(),
-        ["files", "other", "everything"]
-    );
-    assert_eq!(upstreams[0].command, ["npx", "-y", "a server"]);
-    assert_eq!(upstreams[1].command, ["python3", "-m", "server"]);
-    assert_eq!(upstreams[2].command, ["npx", "-y", "@modelcontextprotocol/server everything"]);
-    assert!(upstreams[0].shared && !upstreams[1].shared);
-    assert_eq!((upstreams[0].task, upstreams[1].task), (Some(TaskMode::Eager), None));
-    assert_eq!(upstreams[2].max_links, upstreams[1].max_links);
-    assert_eq!(
-        upstreams[0].tools["slow tool"],
-        ToolConfig {
-            task: Some(TaskMode::Always),
-            run_limit: Some(Duration::from_secs(600)),
-            restart: Some(crate::domain::lease::RestartPolicy::Retry),
-            ttl: Some(Duration::from_secs(7200)),
-            poll_interval: Some(Duration::from_secs(2)),
-            immediate_response: Some("started".to_owned()),
-        }
-    );
-}
-
-#[test]
-fn upstreams_that_cannot_be_are_refused() {
-    for (file, message) in [
-        ("[[upstreams]]\ncommand = \"b\"", "upstreams[0].name is missing (taskhold.toml)"),
-        ("[[upstreams]]\nname = \"a\"", "upstreams.a.command is missing (taskhold.toml)"),
-        (
-            "[[upstreams]]\nname = \"A b\"\ncommand = \"b\"",
-            "upstreams[0].name = \"A b\" (taskhold.toml line 2): expected 1 to 32 of a-z, 0-9 and -",
-        ),
-        (
-            "[[upstreams]]\nname = \"a\"\ncommand = \"'b\"",
-            "upstreams.a.command = \"'b\" (taskhold.toml line 3): expected a command line with balanced quotes",
-        ),
-        (
-            "[[upstreams]]\nname = \"a\"\ncommand = \"b\"\n[[upstreams]]\nname = \"a\"\ncommand = \"c\"",
-            "two upstreams have the name \"a\": names are unique",
-        ),
-        (
-            "[[upstreams]]\nname = \"a\"\ncommand = \"b\"\n[upstreams.tools.t]\nrun_limit = \"2h\"",
-            "upstreams.a.tools.t.run_limit = 2h is more than runner.hard_run_limit = 1h",
-        ),
-        (
-            "[[upstreams]]\nname = \"a\"\ncommand = \"b\"\n[upstreams.tools]\nt = 1",
-            "upstreams.a.tools.t = 1 (taskhold.toml): expected a table",
-        ),
-        (
-            "[[upstreams]]\nname = \"a\"\ncommand = \"b\"\nenv = { X = \"${NO_SUCH}\" }",
-            "upstreams.a.env.X: the environment has no variable NO_SUCH, which ${NO_SUCH} names",
-        ),
-    ] {
-        let problem = Given::file(file).problem();
-        assert!(problem.starts_with(message), "{problem}");
-    }
-    let problem = Given::nothing().upstream("no name").problem();
-    assert!(problem.starts_with("--upstream \"no\": expected NAME=COMMAND LINE"), "{problem}");
-    let problem = Given::nothing().upstream("a='open").problem();
-    assert!(problem.starts_with("--upstream a=...: expected a command line with balanced quotes"), "{problem}");
-}
-
-#[test]
 fn tenants_can_be_kept_from_tasks() {
     let config = Given::file("[tenants.acme]\ntasks = false\n[tenants.beta]\n").load();
-    assert!(!config.tasks_for(Some("acme")));
-    assert!(config.tasks_for(Some("beta")) && config.tasks_for(Some("unheard-of")) && config.tasks_for(None));
+    assert!(config.tasks.enabled && !config.tenants["acme"].tasks && config.tenants["beta"].tasks);
     let config = Given::file("[tasks]\nenabled = false\n[tenants.acme]\ntasks = true\n").load();
-    assert!(!config.tasks_for(Some("acme")) && !config.tasks_for(None));
+    assert!(!config.tasks.enabled && config.tenants["acme"].tasks);
 }
 
 #[test]
@@ -423,9 +338,11 @@ fn the_example_files_can_be_used_and_change_nothing() {
     let given = Given::file(&uncommented(example, "#[[upstreams]]"))
         .and_file(".env", &uncommented(dotenv, "#TASKHOLD_"))
         .variable("SEARCH_API_KEY", "x")
+        .variable("TICKETS_TOKEN", "x")
+        .variable("REGION", "x")
         .flag("--database-url", "database.url", "postgres://h/d");
     let config = given.load();
-    assert_eq!(config.upstreams.len(), 2);
+    assert_eq!(config.upstreams.len(), 3);
     for key in keys::KEYS {
         assert!(dotenv.contains(&key.variable()), "{} is not in .env.example", key.path);
         assert!(

@@ -41,6 +41,8 @@ pub enum Kind {
     Identifier,
     UpstreamName,
     Command,
+    /// The URL of an MCP server, which may hold secrets.
+    Endpoint,
     LogFilter,
 }
 
@@ -131,6 +133,7 @@ impl Kind {
                 };
                 words.first().is_some_and(|word| !word.is_empty()).then_some(Value::List(words))
             }
+            Self::Endpoint => text(raw).filter(|url| is_endpoint(url)).map(Value::Text),
             Self::LogFilter => {
                 let filter = text(raw)?;
                 tracing_subscriber::EnvFilter::try_new(&filter).ok().map(|_| Value::Text(filter))
@@ -173,6 +176,7 @@ impl fmt::Display for Kind {
             Self::Identifier => f.write_str("1 to 63 of a-z, 0-9 and _, not starting with a digit"),
             Self::UpstreamName => f.write_str("1 to 32 of a-z, 0-9 and -"),
             Self::Command => f.write_str("a command line with balanced quotes, or a list of texts, the program first"),
+            Self::Endpoint => f.write_str("a URL that starts with http:// or https://, without #"),
             Self::LogFilter => f.write_str("a level (error, warn, info, debug, trace, off) or a list of target=level"),
         }
     }
@@ -252,6 +256,13 @@ fn is_http_url(url: &str) -> bool {
         && !host.starts_with(':')
         && !host.contains('@')
         && !url.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '?' | '#' | '"' | '<' | '>'))
+}
+
+/// Whether a request can be sent there.
+pub(super) fn is_endpoint(url: &str) -> bool {
+    let is_http = reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    let starts = url.starts_with("http://") || url.starts_with("https://");
+    is_http && starts && !url.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#')
 }
 
 fn is_origin(origin: &str) -> bool {

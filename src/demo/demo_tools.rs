@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::MissedTickBehavior;
 
 use super::primes;
-use super::rpc::{Caller, Reply, Toolbox};
+use super::toolbox::{Caller, Mode, Question, Reply, Toolbox};
 
 /// Trial division up to here takes minutes; more would only burn a processor.
 const MOST_BELOW: u64 = 200_000_000;
@@ -83,7 +83,7 @@ impl Toolbox for DemoTools {
         .into()
     }
 
-    async fn call(&self, name: &str, arguments: &str, caller: &Caller) -> Option<Reply> {
+    async fn call(&self, name: &str, arguments: &str, caller: &dyn Caller) -> Option<Reply> {
         Some(match name {
             "count_primes" => count_primes(arguments, caller).await,
             "wait" => wait(arguments).await,
@@ -93,9 +93,16 @@ impl Toolbox for DemoTools {
             _ => return None,
         })
     }
+
+    fn mode(&self, name: &str, _arguments: &str) -> Mode {
+        match name {
+            "count_primes" | "wait" | "confirm_delete" => Mode::Eager,
+            _ => Mode::Optional,
+        }
+    }
 }
 
-async fn count_primes(arguments: &str, caller: &Caller) -> Reply {
+async fn count_primes(arguments: &str, caller: &dyn Caller) -> Reply {
     #[derive(Deserialize)]
     struct Arguments {
         below: f64,
@@ -107,7 +114,7 @@ async fn count_primes(arguments: &str, caller: &Caller) -> Reply {
     let below = below.clamp(0.0, MOST_BELOW as f64) as u64;
     let progress = Arc::new(primes::Progress::default());
     // Stops the thread also when this future is dropped.
-    let stop = caller.stop.child_token();
+    let stop = caller.stop().child_token();
     let _guard = stop.clone().drop_guard();
     let mut work = tokio::task::spawn_blocking({
         let (progress, stop) = (Arc::clone(&progress), stop);
@@ -164,7 +171,7 @@ fn fail(arguments: &str) -> Reply {
     }
 }
 
-async fn confirm_delete(arguments: &str, caller: &Caller) -> Reply {
+async fn confirm_delete(arguments: &str, caller: &dyn Caller) -> Reply {
     #[derive(Deserialize)]
     struct Arguments {
         filename: String,
@@ -196,7 +203,7 @@ async fn confirm_delete(arguments: &str, caller: &Caller) -> Reply {
             "required": ["confirm"],
         },
     });
-    let answer = caller.ask("elicitation/create", &question.to_string()).await;
+    let answer = caller.ask(Question::new("confirm", "elicitation/create", question.to_string())).await;
     let answer = answer.and_then(|answer| serde_json::from_str::<Answer>(&answer).ok());
     match answer {
         Some(answer) if answer.action == "accept" && answer.content.confirm => {

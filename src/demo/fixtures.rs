@@ -2,19 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use async_trait::async_trait;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::placeholders::{Names, fill};
-use super::rpc::{Caller, Reply, Toolbox};
+use super::toolbox::{Caller, Mode, Question, Reply, Toolbox};
 
 pub(super) struct Fixtures {
     tools: Vec<Fixture>,
+    pub(super) changes: Changes,
+}
+
+/// How often each list changed.
+#[derive(Default)]
+pub(super) struct Changes {
+    tools: AtomicUsize,
+    pub(super) prompts: AtomicUsize,
 }
 
 #[derive(Deserialize)]
@@ -35,6 +44,9 @@ struct Fixture {
     mrtr: Vec<Round>,
     #[serde(default)]
     requires_client_capabilities: BTreeMap<String, Value>,
+    /// Comes and goes with each change of the list of tools.
+    #[serde(default)]
+    is_fleeting: bool,
     steps: Vec<Step>,
 }
 
@@ -49,13 +61,16 @@ enum Support {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Round {
-    inputs: BTreeMap<String, Question>,
+    inputs: BTreeMap<String, Input>,
     #[serde(default)]
     filter_by_client_capabilities: bool,
+    /// Whether the modern era's answers need the state that went out with the questions.
+    #[serde(default)]
+    state: bool,
 }
 
 #[derive(Deserialize)]
-struct Question {
+struct Input {
     method: String,
     params: Value,
 }
@@ -67,32 +82,63 @@ enum Step {
     /// The name of the argument that holds the seconds.
     SleepSeconds(String),
     Progress(f64, f64),
-    Input(BTreeMap<String, Question>),
+    /// Level and text of a log message.
+    Log(String, String),
+    /// The name of the argument that holds the URI of a resource that changed.
+    Touch(String),
+    /// `tools` or `prompts`: that list changes.
+    Change(String),
+    #[serde(deserialize_with = "inputs_alone")]
+    Input(Round),
     ProtocolError(Value),
     Result(Value),
 }
 
 impl Fixtures {
     pub(super) fn load(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path)?;
+        Self::parse(&std::fs::read_to_string(path)?)
+    }
+
+    /// The tools of the text of such a file.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         // Line breaks can only stand between tokens; schemas are passed on as text, one message a line.
         let File { tools } = serde_json::from_str(&text.replace(['\n', '\r'], " ")).context("it does not fit")?;
-        Ok(Self { tools })
+        Ok(Self { tools, changes: Changes::default() })
     }
 }
 
 #[async_trait]
 impl Toolbox for Fixtures {
     fn definitions(&self) -> Vec<String> {
-        self.tools.iter().map(Fixture::definition).collect()
+        let with_fleeting = self.changes.tools.load(Ordering::Relaxed) % 2 == 1;
+        self.tools.iter().filter(|tool| with_fleeting || !tool.is_fleeting).map(Fixture::definition).collect()
     }
 
-    async fn call(&self, name: &str, arguments: &str, caller: &Caller) -> Option<Reply> {
-        let fixture = self.tools.iter().find(|fixture| fixture.name == name)?;
+    async fn call(&self, name: &str, arguments: &str, caller: &dyn Caller) -> Option<Reply> {
+        let fixture = self.find(name)?;
         let Ok(arguments) = serde_json::from_str::<Value>(arguments) else {
             return Some(Reply::error(-32602, "these arguments cannot be read"));
         };
-        Some(fixture.run(&arguments, caller).await.unwrap_or_else(|refusal| refusal))
+        Some(fixture.run(&arguments, caller, &self.changes).await.unwrap_or_else(|refusal| refusal))
+    }
+
+    fn mode(&self, name: &str, _arguments: &str) -> Mode {
+        match self.find(name).and_then(|fixture| fixture.task) {
+            None => Mode::Optional,
+            Some(Support::Forbidden) => Mode::Never,
+            Some(Support::Optional) => Mode::Eager,
+            Some(Support::Required) => Mode::Always,
+        }
+    }
+
+    fn asks_first(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|fixture| !fixture.mrtr.is_empty())
+    }
+}
+
+impl Fixtures {
+    fn find(&self, name: &str) -> Option<&Fixture> {
+        self.tools.iter().find(|fixture| fixture.name == name)
     }
 }
 
@@ -114,14 +160,16 @@ impl Fixture {
     }
 
     /// `Err` is a refusal that ends the call early.
-    async fn run(&self, arguments: &Value, caller: &Caller) -> Result<Reply, Reply> {
-        if let Some(missing) = self.requires_client_capabilities.keys().find(|name| !caller.declared(name)) {
-            return Err(Reply::tool_error(&format!("this tool needs the client capability {missing}")));
+    async fn run(&self, arguments: &Value, caller: &dyn Caller, changes: &Changes) -> Result<Reply, Reply> {
+        let required = &self.requires_client_capabilities;
+        if required.keys().any(|name| !caller.declared(name)) {
+            return Err(Reply::Missing(json!(required)));
         }
         let mut answers = json!({});
         for round in &self.mrtr {
-            ask(&round.inputs, round.filter_by_client_capabilities, arguments, &mut answers, caller).await?;
+            ask(round, arguments, &mut answers, caller).await?;
         }
+        caller.begin().await;
         for step in &self.steps {
             match step {
                 Step::SleepMs(ms) => tokio::time::sleep(Duration::from_millis(*ms)).await,
@@ -130,7 +178,18 @@ impl Fixture {
                     tokio::time::sleep(Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))).await;
                 }
                 Step::Progress(progress, total) => caller.progress(*progress, Some(*total), None).await,
-                Step::Input(inputs) => ask(inputs, false, arguments, &mut answers, caller).await?,
+                Step::Log(level, text) => caller.log(level, text).await,
+                Step::Touch(name) => {
+                    if let Some(uri) = arguments.get(name).and_then(Value::as_str) {
+                        caller.resource_updated(uri).await;
+                    }
+                }
+                Step::Change(kind) => {
+                    let count = if kind == "prompts" { &changes.prompts } else { &changes.tools };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    caller.list_changed(kind).await;
+                }
+                Step::Input(round) => ask(round, arguments, &mut answers, caller).await?,
                 Step::ProtocolError(error) => return Ok(Reply::Error(error.to_string())),
                 Step::Result(result) => {
                     return Ok(Reply::Result(fill(result, &Names { arguments, answers: &answers }).to_string()));
@@ -141,23 +200,23 @@ impl Fixture {
     }
 }
 
+/// The questions of a step, which are nobody's first ones.
+fn inputs_alone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Round, D::Error> {
+    let inputs = BTreeMap::deserialize(deserializer)?;
+    Ok(Round { inputs, filter_by_client_capabilities: false, state: true })
+}
+
 /// Asks all questions of one round at once and keeps the answers.
-async fn ask(
-    inputs: &BTreeMap<String, Question>,
-    only_declared: bool,
-    arguments: &Value,
-    answers: &mut Value,
-    caller: &Caller,
-) -> Result<(), Reply> {
+async fn ask(round: &Round, arguments: &Value, answers: &mut Value, caller: &dyn Caller) -> Result<(), Reply> {
     let names = Names { arguments, answers: &json!({}) };
     let mut asked = Vec::new();
-    for (key, question) in inputs {
-        let capability = question.method.split('/').next().unwrap_or_default();
-        if caller.declared(capability) {
-            let params = fill(&question.params, &names).to_string();
-            asked.push(async move { (key, caller.ask(&question.method, &params).await) });
-        } else if !only_declared {
-            return Err(Reply::tool_error(&format!("this tool needs the client capability {capability}")));
+    for (key, input) in &round.inputs {
+        let params = fill(&input.params, &names).to_string();
+        let question = Question { needs_state: round.state, ..Question::new(key, &input.method, params) };
+        if caller.declared(question.capability()) {
+            asked.push(async move { (key, caller.ask(question).await) });
+        } else if !round.filter_by_client_capabilities {
+            return Err(Reply::Missing(json!({ question.capability(): {} })));
         }
     }
     for (key, answer) in futures_util::future::join_all(asked).await {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::rpc::{Caller, Reply, Toolbox};
+use super::toolbox::{Caller, Era, Mode, Question, Reply, Toolbox};
 
 pub(super) struct TestTools;
 
@@ -38,7 +38,22 @@ impl Toolbox for TestTools {
             ),
             tool("fail_tool", "Ends with a tool error.", json!({ "message": { "type": "string" } }), &harmless),
             tool("fail_rpc", "Ends with a JSON-RPC error.", json!({ "code": { "type": "integer" } }), &harmless),
-            tool("ask", "Asks n questions.", json!({ "n": number() }), &harmful),
+            tool("ask", "Asks n questions.", json!({ "n": number(), "at_once": { "type": "boolean" } }), &harmful),
+            tool("sample", "Asks for a completion and answers with it.", json!({}), &harmful),
+            tool("roots", "Asks for the client's roots and answers with them.", json!({}), &harmful),
+            tool(
+                "url_elicit",
+                "Asks the user to open a URL; says that this was done after so many milliseconds.",
+                json!({ "id": { "type": "string" }, "ms": number() }),
+                &harmful,
+            ),
+            tool("log", "Writes n log messages.", json!({ "n": number() }), &harmless),
+            tool(
+                "task_only",
+                "Sleeps, then answers; as a task only, where there are tasks.",
+                json!({ "ms": number() }),
+                &harmful,
+            ),
             tool("big", "Answers with a text of so many bytes.", json!({ "bytes": number() }), &harmless),
             tool(
                 "charge",
@@ -52,7 +67,7 @@ impl Toolbox for TestTools {
         ]
     }
 
-    async fn call(&self, name: &str, arguments: &str, caller: &Caller) -> Option<Reply> {
+    async fn call(&self, name: &str, arguments: &str, caller: &dyn Caller) -> Option<Reply> {
         if name == "reply" {
             return Some(reply(arguments));
         }
@@ -65,7 +80,7 @@ impl Toolbox for TestTools {
             });
         };
         Some(match name {
-            "sleep" | "deaf" => {
+            "sleep" | "deaf" | "task_only" => {
                 pause(given.ms).await;
                 Reply::text(&format!("slept {} ms", given.ms))
             }
@@ -74,7 +89,16 @@ impl Toolbox for TestTools {
             "fail_rpc" => Reply::Error(
                 json!({ "code": given.code, "message": "failed as asked", "data": { "tool": "fail_rpc" } }).to_string(),
             ),
-            "ask" => ask(given.n, caller).await,
+            "ask" => ask(&given, caller).await,
+            "sample" => sample(caller).await,
+            "roots" => answer_of(caller.ask(Question::new("roots", "roots/list", "{}".to_owned())).await),
+            "url_elicit" => url_elicit(&given, caller).await,
+            "log" => {
+                for n in 1..=given.n {
+                    caller.log("info", &format!("line {n} of {}", given.n)).await;
+                }
+                Reply::text(&format!("{} lines written", given.n))
+            }
             "big" => Reply::text(&"x".repeat(given.bytes)),
             "charge" => charge(&given).await,
             "prog" => {
@@ -87,6 +111,20 @@ impl Toolbox for TestTools {
             "crash" => std::process::exit(3),
             _ => return None,
         })
+    }
+
+    /// A client of the modern era cannot ask for a task: any call whose arguments have a true `as_task` becomes one.
+    fn mode(&self, name: &str, arguments: &str) -> Mode {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Wish {
+            as_task: bool,
+        }
+        match name {
+            "task_only" => Mode::Always,
+            _ if serde_json::from_str::<Wish>(arguments).unwrap_or_default().as_task => Mode::Eager,
+            _ => Mode::Optional,
+        }
     }
 
     fn is_deaf(&self, name: &str) -> bool {
@@ -103,12 +141,23 @@ struct Arguments {
     code: i64,
     file: String,
     message: String,
+    at_once: bool,
+    id: String,
 }
 
 impl Default for Arguments {
     fn default() -> Self {
         let message = "failed as asked".to_owned();
-        Self { ms: 0.0, n: 1, bytes: 0, code: -32_000, file: String::new(), message }
+        Self {
+            ms: 0.0,
+            n: 1,
+            bytes: 0,
+            code: -32_000,
+            file: String::new(),
+            message,
+            at_once: false,
+            id: "e-1".to_owned(),
+        }
     }
 }
 
@@ -151,22 +200,60 @@ fn fail_tool(given: &Arguments) -> Reply {
     )
 }
 
-async fn ask(questions: u32, caller: &Caller) -> Reply {
+async fn ask(given: &Arguments, caller: &dyn Caller) -> Reply {
     if !caller.declared("elicitation") {
         return Reply::tool_error("this client cannot be asked (it declares no elicitation)");
     }
-    let mut answers = Vec::new();
-    for n in 1..=questions {
+    let one = async |n: u32| {
         let question = json!({
-            "message": format!("question {n} of {questions}"),
+            "message": format!("question {n} of {}", given.n),
             "requestedSchema": { "type": "object", "properties": { "answer": { "type": "string" } } },
         });
-        match caller.ask("elicitation/create", &question.to_string()).await {
-            Some(answer) => answers.push(answer),
-            None => return Reply::tool_error(&format!("question {n} got no answer")),
+        let question = Question::new(format!("question-{n}"), "elicitation/create", question.to_string());
+        let answer = caller.ask(question).await;
+        answer.ok_or_else(|| format!("question {n} got no answer"))
+    };
+    let answers = if given.at_once {
+        futures_util::future::try_join_all((1..=given.n).map(one)).await
+    } else {
+        let mut answers = Vec::new();
+        for n in 1..=given.n {
+            match one(n).await {
+                Ok(answer) => answers.push(answer),
+                Err(why) => return Reply::tool_error(&why),
+            }
         }
+        Ok(answers)
+    };
+    match answers {
+        Ok(answers) => Reply::text(&format!("[{}]", answers.join(","))),
+        Err(why) => Reply::tool_error(&why),
     }
-    Reply::text(&format!("[{}]", answers.join(",")))
+}
+
+async fn sample(caller: &dyn Caller) -> Reply {
+    let message = json!({ "role": "user", "content": { "type": "text", "text": "say something" } });
+    let params = json!({ "messages": [message], "maxTokens": 100 });
+    answer_of(caller.ask(Question::new("sample", "sampling/createMessage", params.to_string())).await)
+}
+
+async fn url_elicit(given: &Arguments, caller: &dyn Caller) -> Reply {
+    let mut params =
+        json!({ "mode": "url", "message": "Please open this page.", "url": "https://example.com/authorize" });
+    if caller.era() == Era::Legacy {
+        params["elicitationId"] = json!(given.id);
+    }
+    let answer = caller.ask(Question::new("page", "elicitation/create", params.to_string())).await;
+    if answer.as_ref().is_some_and(|answer| answer.contains("accept")) {
+        pause(given.ms).await;
+        caller.elicitation_complete(&given.id).await;
+    }
+    answer_of(answer)
+}
+
+/// The client's answer as a text.
+fn answer_of(answer: Option<String>) -> Reply {
+    answer.map_or_else(|| Reply::tool_error("the question got no answer"), |answer| Reply::text(&answer))
 }
 
 async fn charge(given: &Arguments) -> Reply {

@@ -199,7 +199,8 @@ mod tests {
     #[test]
     fn the_system_clock_moves_as_boot_time_does() {
         let clock = SystemClock::new();
-        let (boot, now) = (clock.boot(), clock.now());
+        let now = clock.now();
+        let boot = clock.boot();
         while clock.boot() < boot + Duration::from_millis(2) {
             std::hint::spin_loop();
         }

@@ -84,6 +84,18 @@ id! {
     /// The public id of an access token.
     TokenId
 }
+id! {
+    /// One question of running work. Its text is the key under which modern clients see it: never used twice.
+    InputId
+}
+id! {
+    /// The JSON-RPC id of one request of ours to a legacy client (INPUT-14): unguessable, never used twice.
+    DeliveryId
+}
+id! {
+    /// One stream to a legacy client, resumed or not (HTTP-09).
+    StreamId
+}
 
 /// The text is no id in canonical form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

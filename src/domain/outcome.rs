@@ -68,7 +68,7 @@ impl Outcome {
     #[must_use]
     pub fn failure(failure: &Failure) -> Self {
         let mut data = json!({ "reason": failure.reason() });
-        if let Failure::ResultTooLarge { bytes, limit } = failure {
+        if let Failure::ResultTooLarge { bytes, limit, .. } = failure {
             data["bytes"] = json!(bytes);
             data["limit"] = json!(limit);
         }
@@ -97,14 +97,18 @@ pub enum Failure {
     RunTimeExceeded { limit_s: u64 },
     #[error("expired: the task reached the maximum lifetime of {limit_s} s")]
     LifetimeExceeded { limit_s: u64 },
-    #[error("outcome unknown: {detail}; the call may or may not have taken effect and was not repeated")]
-    OutcomeUnknown { detail: String },
+    /// The call was attempted so often; 0 counts as 1.
+    #[error("outcome unknown: {detail}; {}", effect(*attempts))]
+    OutcomeUnknown { detail: String, attempts: u32 },
     #[error("the tool's server could not take the call: {detail}")]
     UpstreamUnavailable { detail: String },
     #[error("the tool's server broke the protocol: {detail}")]
     UpstreamProtocol { detail: String },
-    #[error("the result has {bytes} bytes, more than the limit of {limit} bytes")]
-    ResultTooLarge { bytes: usize, limit: usize },
+    #[error("the tool's server cancelled the call: {detail}")]
+    UpstreamCancelled { detail: String },
+    /// `part` is `result`, or `message` where only the size of all that it came in is known to be too much.
+    #[error("the {part} has {bytes} bytes, more than the limit of {limit} bytes")]
+    ResultTooLarge { part: &'static str, bytes: usize, limit: usize },
     #[error("an error inside this service ended the call: {detail}")]
     Internal { detail: String },
 }
@@ -119,9 +123,17 @@ impl Failure {
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::UpstreamUnavailable { .. } => "upstream_unavailable",
             Self::UpstreamProtocol { .. } => "upstream_protocol",
+            Self::UpstreamCancelled { .. } => "upstream_cancelled",
             Self::ResultTooLarge { .. } => "result_too_large",
             Self::Internal { .. } => "internal",
         }
+    }
+}
+
+fn effect(attempts: u32) -> String {
+    match attempts {
+        0 | 1 => "the call may or may not have taken effect and was not repeated".to_owned(),
+        _ => format!("the call was attempted {attempts} times, and each of them may or may not have taken effect"),
     }
 }
 
@@ -200,6 +212,13 @@ mod tests {
         for nothing in [r#"{"isError":true}"#, r#"{"content":[],"isError":true}"#, r#"{"content":7}"#] {
             assert!(tool_error(nothing).diagnosis(512).unwrap().contains("without a message"));
         }
+    }
+
+    #[test]
+    fn an_unknown_outcome_says_whether_the_call_was_repeated() {
+        let says = |attempts| Failure::OutcomeUnknown { detail: "it is gone".to_owned(), attempts }.to_string();
+        assert!(says(1).ends_with("was not repeated"), "{}", says(1));
+        assert!(says(3).contains("attempted 3 times") && !says(3).contains("not repeated"), "{}", says(3));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A task and its status.
 
 use super::clock::Timestamp;
-use super::ids::{ContextId, TaskId};
+use super::ids::{ContextId, SessionId, TaskId};
+use super::json::RawJson;
 use super::outcome::Ending;
 use super::retention::{Ttl, TtlRules};
 
@@ -65,6 +66,12 @@ pub struct Task {
     pub poll_interval_ms: i64,
     /// When the row may go: fixed by the write that ended the task, `None` while live or kept for ever.
     pub expires: Option<Timestamp>,
+    /// The legacy session that made it: what is said while it runs goes there.
+    pub session: Option<SessionId>,
+    /// The `progressToken` that its maker gave.
+    pub progress_token: Option<RawJson>,
+    /// The `params` of the newest progress notification that was written.
+    pub progress: Option<RawJson>,
 }
 
 impl Task {
@@ -105,6 +112,9 @@ mod tests {
             granted: Ttl::Milliseconds(60_000),
             poll_interval_ms: 1000,
             expires,
+            session: None,
+            progress_token: None,
+            progress: None,
         }
     }
 

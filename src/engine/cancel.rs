@@ -36,6 +36,8 @@ impl Engine {
                 expires: self.rules.ttl.expires(task.created, task.granted, now),
             };
             if let Ended::Done(task) = store.cancel(id, end).await? {
+                // Said before the answers of those who wait for it.
+                self.streams.task_changed(&task);
                 self.settled(id);
                 tracing::debug!(task.id = %id, "task cancelled");
                 return Ok(task);

@@ -12,6 +12,7 @@ use crate::domain::transition;
 use crate::domain::work::{Claim, NewTask, Work};
 use crate::executor::Tool;
 use crate::lifecycle;
+use crate::store::StoreError;
 
 pub(super) const RUNNING: &str = "running";
 pub(super) const QUEUED: &str = "queued";
@@ -34,6 +35,9 @@ impl Engine {
             return Err(Refusal::TaskForbidden { tool: call.name });
         }
         self.check_arguments(&tool, &call).await?;
+        if call.key.is_some() {
+            return self.keyed_task(caller, call, ttl_ms, &tool).await;
+        }
         let (engine, caller) = (Arc::clone(self), caller.clone());
         let commit = async move { engine.commit_task(&caller, call, ttl_ms, &tool).await };
         lifecycle::spawn("create", commit).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
@@ -48,39 +52,28 @@ impl Engine {
     ) -> Result<Created, Refusal> {
         let slot = self.runner.take_slot_if_nobody_waits();
         let new = self.new_task(caller, call, ttl_ms, tool, slot.is_some());
-        let task = Task {
-            id: new.id,
-            context: caller.auth.id(),
-            tool: new.tool.clone(),
-            status: transition::INITIAL,
-            message: Some(new.message.clone()),
-            created: new.created,
-            updated: new.created,
-            granted: new.granted,
-            poll_interval_ms: new.poll_interval_ms,
-            expires: None,
-        };
-        let claim = new.claim.map(|(node, token)| Claim {
-            lease: Lease { task: new.id, node, token, attempt: 1, claimed: new.created },
-            work: Work {
-                context: caller.auth.id(),
-                tool: new.tool.clone(),
-                upstream: new.upstream.clone(),
-                upstream_tool: new.upstream_tool.clone(),
-                params: new.params.clone(),
-                created: new.created,
-                granted: new.granted,
-                hard_end: new.hard_end,
-                restart: new.restart,
-                attempts_allowed: new.attempts_allowed,
-                run_limit: new.run_limit,
-            },
-        });
-        let _claiming = self.runner.claiming(claim.iter().map(|claim| claim.lease.token).collect());
-        self.store.scoped(&caller.auth).create(new).await?;
-        tracing::debug!(task.id = %task.id, tool = task.tool, claimed = claim.is_some(), "task created");
-        self.run_or_queue(claim, slot);
+        let task = self.commit_new(caller, new, slot).await?;
+        // Ids are nobody else's, and it has no key.
+        let task = task.ok_or_else(|| StoreError::BrokenRow("a task was not written".into()))?;
         Ok(Created { task, immediate_response: tool.immediate_response.clone() })
+    }
+
+    /// Writes a new task and runs it; `None` if its key is another's.
+    pub(super) async fn commit_new(
+        self: &Arc<Self>,
+        caller: &Caller,
+        new: NewTask,
+        slot: Option<Slot>,
+    ) -> Result<Option<Task>, StoreError> {
+        let (task, claim) = (first_state(caller, &new), claim_of(caller, &new));
+        let _claiming = self.runner.claiming(claim.iter().map(|claim| claim.lease.token).collect());
+        if !self.store.scoped(&caller.auth).create(new).await? {
+            return Ok(None);
+        }
+        tracing::debug!(task.id = %task.id, tool = task.tool, claimed = claim.is_some(), "task created");
+        self.streams.task_changed(&task);
+        self.run_or_queue(claim, slot);
+        Ok(Some(task))
     }
 
     fn run_or_queue(self: &Arc<Self>, claim: Option<Claim>, slot: Option<Slot>) {
@@ -90,7 +83,14 @@ impl Engine {
         }
     }
 
-    fn new_task(&self, caller: &Caller, call: ToolCall, ttl_ms: Option<u64>, tool: &Tool, claimed: bool) -> NewTask {
+    pub(super) fn new_task(
+        &self,
+        caller: &Caller,
+        call: ToolCall,
+        ttl_ms: Option<u64>,
+        tool: &Tool,
+        claimed: bool,
+    ) -> NewTask {
         let created = self.clock.now();
         let poll_interval = tool.poll_interval.unwrap_or(self.rules.poll_interval);
         NewTask {
@@ -110,7 +110,50 @@ impl Engine {
             run_limit: self.run_limit(tool),
             capabilities: caller.capabilities.clone(),
             progress_token: call.progress_token,
+            keyed: None,
             claim: claimed.then(|| (self.membership.node(), LeaseToken::new())),
         }
     }
+}
+
+/// A task as it stands when it was made.
+pub(super) fn first_state(caller: &Caller, new: &NewTask) -> Task {
+    Task {
+        id: new.id,
+        context: caller.auth.id(),
+        tool: new.tool.clone(),
+        status: transition::INITIAL,
+        message: Some(new.message.clone()),
+        created: new.created,
+        updated: new.created,
+        granted: new.granted,
+        poll_interval_ms: new.poll_interval_ms,
+        expires: None,
+        session: new.session,
+        progress_token: new.progress_token.clone(),
+        progress: None,
+    }
+}
+
+/// The claim of a task that is made claimed.
+pub(super) fn claim_of(caller: &Caller, new: &NewTask) -> Option<Claim> {
+    new.claim.map(|(node, token)| Claim {
+        lease: Lease { task: new.id, node, token, attempt: 1, claimed: new.created },
+        work: Work {
+            context: caller.auth.id(),
+            tool: new.tool.clone(),
+            upstream: new.upstream.clone(),
+            upstream_tool: new.upstream_tool.clone(),
+            params: new.params.clone(),
+            created: new.created,
+            granted: new.granted,
+            hard_end: new.hard_end,
+            restart: new.restart,
+            attempts_allowed: new.attempts_allowed,
+            run_limit: new.run_limit,
+            session: new.session,
+            capabilities: new.capabilities.clone(),
+        },
+        handed_over: None,
+    })
 }

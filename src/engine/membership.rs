@@ -179,9 +179,14 @@ impl Engine {
         let old = self.membership.node();
         self.runner.stop_all();
         let (node, sent) = (NodeId::new(), self.clock.boot());
-        self.store.system().register_node(node).await?;
+        let store = self.store.system();
+        store.register_node(node).await?;
+        store.move_subscriptions(old, node).await?;
         self.membership.reborn(node, sent);
         tracing::warn!(node.old = %old, node.id = %node, "other nodes declared this one dead; its work was stopped");
+        if let Err(error) = self.move_streams().await {
+            tracing::warn!(%error, "streams could not be moved to the new node yet; the rounds of recovery do");
+        }
         Ok(BeatOutcome::Reborn)
     }
 

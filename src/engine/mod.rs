@@ -8,16 +8,34 @@
 
 mod call;
 mod cancel;
+mod client_tasks;
 mod create;
+mod input;
+mod keyed;
+mod logging;
+mod look;
 mod membership;
+mod outcomes;
+mod parked;
+mod promote;
 mod read;
 mod reaper;
 mod recovery;
+mod relay;
 mod runner;
+mod streams;
+mod subscriptions;
 mod wait;
 
+pub use look::Looked;
 pub use membership::BeatOutcome;
+pub use outcomes::SharedOutcome;
+pub use parked::{Passed, Retry, Round, RoundRules};
+pub use promote::Directed;
 pub use reaper::Reaped;
+pub use relay::Errand;
+pub use streams::{Asked, Delivery, Item, Listening, Logs, News, Resume, Step, Stream, Wants};
+pub use wait::{Answered, Place};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,29 +46,42 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::clock::{Clock, Timestamp};
 use crate::domain::context::AuthContext;
 use crate::domain::cursor::CursorKey;
-use crate::domain::ids::SessionId;
+use crate::domain::event_id::EventKey;
+use crate::domain::ids::{NodeId, SessionId};
 use crate::domain::json::RawJson;
 use crate::domain::outcome::Outcome;
 use crate::domain::retention::TtlRules;
+use crate::domain::round::StateKey;
 use crate::domain::task::{Status, Task};
 use crate::executor::{Catalogue, Executor, Tool};
+pub use crate::executor::{Prompt, Reference, Resource, Served, Shelf, Template};
 use crate::lifecycle;
 use crate::store::{Store, StoreError};
 
+use input::Inputs;
 use membership::Membership;
+use outcomes::Outcomes;
+use parked::Rounds;
 use runner::Runner;
+use streams::Streams;
+use subscriptions::Turns;
 use wait::Waiters;
 
 /// The configured limits of the engine.
 #[derive(Debug, Clone)]
 pub struct EngineRules {
     pub ttl: TtlRules,
+    /// How long a call may run before it becomes a task, where the service decides that and the tool says nothing; zero is at
+    /// once.
+    pub grace: Duration,
     /// Offered in task responses where the tool has no interval of its own.
     pub poll_interval: Duration,
     /// Tasks on a page of `tasks/list`.
     pub page_size: u32,
     /// Tasks that run on this node at once.
     pub slots: usize,
+    /// Tasks that may wait for input without a slot; more keep theirs.
+    pub asking: usize,
     /// How long one attempt may run where the tool says nothing.
     pub run_limit: Duration,
     /// How long one attempt may run whatever the tool says.
@@ -61,20 +92,51 @@ pub struct EngineRules {
     pub arguments_limit: usize,
     /// Bytes of a status message.
     pub message_limit: usize,
-    /// Requests of one context that may wait on this node at once: `tasks/result`, and calls that are no tasks.
+    /// Requests of one context that may wait on this node at once, or be sent a large outcome: `tasks/result`, and calls that
+    /// are no tasks.
     pub waiters_per_context: usize,
+    /// Resources that one session, or one stream of news, may be subscribed to.
+    pub subscriptions_per_session: u32,
+    /// The least time between two notes of progress of one call that is no task; those of a task are at least 500 ms apart.
+    pub progress_interval: Duration,
+    /// How long the caller of a call that is no task may be away before it counts as gone.
+    pub caller_grace: Duration,
     /// Legacy sessions unused for longer than this are forgotten.
     pub session_idle: Duration,
+    pub input: InputRules,
+    pub rounds: RoundRules,
 }
 
-/// Who asks, and what its session negotiated.
+/// The configured limits of what running work may ask.
+#[derive(Debug, Clone)]
+pub struct InputRules {
+    /// How long the work waits for one answer where its tool says nothing; `None` leaves it to the run limit.
+    pub timeout: Option<Duration>,
+    /// Bytes of a question's parameters.
+    pub question_limit: usize,
+    /// Bytes of an answer.
+    pub answer_limit: usize,
+    /// Unanswered questions of one task.
+    pub open: usize,
+    /// Questions of one task in its life.
+    pub questions: usize,
+    /// How often a question is asked again after an answer that does not fit.
+    pub refused: u32,
+}
+
+/// Who asks, and what its session negotiated or its request said.
 #[derive(Debug, Clone)]
 pub struct Caller {
     pub auth: AuthContext,
+    /// `None` for a caller whose every request stands alone.
     pub session: Option<SessionId>,
-    /// What the client declared at `initialize`, an object.
+    /// What the client declared, an object.
     pub capabilities: RawJson,
-    /// Whether task augmentation was offered to this caller: its revision has it and its tenant may use it.
+    /// Whether the client has said that it is initialized: before that it is asked nothing (HTTP-16).
+    pub initialized: bool,
+    /// Whether requests can be sent to the client while it waits for an answer.
+    pub takes_requests: bool,
+    /// Whether this caller may have tasks: its tenant may use them, its revision has them or its request declared them.
     pub tasks_enabled: bool,
 }
 
@@ -87,10 +149,12 @@ pub struct ToolCall {
     /// The `arguments` member, `{}` if absent.
     pub arguments: RawJson,
     pub progress_token: Option<RawJson>,
+    /// The same key of the same caller is the same call (KEEP-12).
+    pub key: Option<String>,
 }
 
 /// A new task, and the text that its maker may show meanwhile (TASK-04).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Created {
     pub task: Task,
     pub immediate_response: Option<String>,
@@ -100,6 +164,10 @@ pub struct Created {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Called {
     Outcome(Outcome),
+    /// It became a task, which goes on.
+    Promoted(Box<Created>),
+    /// It goes on when the same request brings what it asks.
+    Asks(Box<Round>),
     /// Its caller stopped it: there is nobody to answer.
     Stopped,
 }
@@ -118,20 +186,38 @@ pub enum Refusal {
     /// Missing, expired and foreign tasks are all the same (TASK-11).
     #[error("task not found")]
     UnknownTask,
+    #[error("session not found")]
+    UnknownSession,
     #[error("the task has already ended")]
     AlreadyEnded(Status),
     #[error("unknown cursor")]
     BadCursor,
     #[error("unknown tool: {0}")]
     UnknownTool(String),
+    #[error("unknown prompt: {0}")]
+    UnknownPrompt(String),
+    #[error("resource not found")]
+    UnknownResource(String),
+    #[error("the uri has {bytes} bytes, more than the limit of {limit} bytes")]
+    UriTooLong { bytes: usize, limit: usize },
     #[error("the tool {tool} does not run as a task; call it without the task field")]
     TaskForbidden { tool: String },
     #[error("the tool {tool} runs only as a task; add the task field to the call")]
     TaskRequired { tool: String },
+    #[error("invalid answer to the input request {key}: {message}")]
+    InvalidAnswer { key: String, message: String },
     #[error("invalid arguments for the tool {tool}: {message}")]
     InvalidArguments { tool: String, message: String },
     #[error("the arguments have {bytes} bytes, more than the limit of {limit} bytes")]
     ArgumentsTooLarge { bytes: usize, limit: usize },
+    /// Forged, changed, given back before, expired, another caller's or another request's: all the same (MOD-12).
+    #[error(
+        "requestState is not one that this request may give back: it was not given out for it, was given back before, or \
+         has expired"
+    )]
+    BadState,
+    #[error("the idempotency key was given to another call")]
+    KeyTaken,
     #[error("the limit {limit} of {most} is reached")]
     LimitReached { limit: &'static str, most: u64, retry_after: Duration },
     #[error("the service is shutting down")]
@@ -159,9 +245,18 @@ pub struct Engine {
     cursors: CursorKey,
     membership: Membership,
     runner: Runner,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
+    outcomes: Arc<Outcomes>,
+    inputs: Inputs,
+    parked: Rounds,
+    streams: Streams,
+    turns: Turns,
     draining: AtomicBool,
     stopped: CancellationToken,
+    /// Calls that are no tasks have no more time.
+    cut: CancellationToken,
+    /// Nobody is served here any more.
+    closed: CancellationToken,
 }
 
 impl Engine {
@@ -173,14 +268,23 @@ impl Engine {
     pub async fn join(parts: EngineParts) -> Result<Arc<Self>, StoreError> {
         let EngineParts { store, clock, executor, catalogue, rules } = parts;
         let cursors = CursorKey::new(store.system().server_key("cursor").await?);
+        let events = EventKey::new(store.system().server_key("event").await?);
+        let states = StateKey::new(store.system().server_key("state").await?);
         let membership = Membership::join(&store.system(), &*clock).await?;
         Ok(Arc::new(Self {
             cursors,
             membership,
-            runner: Runner::new(rules.slots),
-            waiters: Waiters::new(rules.waiters_per_context),
+            runner: Runner::new(rules.slots, rules.asking),
+            waiters: Arc::new(Waiters::new(rules.waiters_per_context)),
+            outcomes: Arc::default(),
+            inputs: Inputs::default(),
+            parked: Rounds::new(states),
+            streams: Streams::new(events, Arc::clone(&clock)),
+            turns: Turns::default(),
             draining: AtomicBool::new(false),
             stopped: CancellationToken::new(),
+            cut: CancellationToken::new(),
+            closed: CancellationToken::new(),
             store,
             clock,
             executor,
@@ -189,13 +293,19 @@ impl Engine {
         }))
     }
 
-    /// Starts heartbeats, recovery, claiming, watching and reaping; they end with [`Self::drain`].
+    /// Starts heartbeats, recovery, claiming, watching and reaping; they end with [`Self::drain`],
+    /// and what watches for other nodes' signals with [`Self::close`].
     pub fn start(self: &Arc<Self>) {
         lifecycle::spawn("heartbeat", Arc::clone(self).heartbeat_loop());
         lifecycle::spawn("recover", Arc::clone(self).recover_loop());
         lifecycle::spawn("claim", Arc::clone(self).claim_loop());
         lifecycle::spawn("watch", Arc::clone(self).watch_loop());
+        lifecycle::spawn("lists", Arc::clone(self).lists_loop());
         lifecycle::spawn("reap", Arc::clone(self).reap_loop());
+        lifecycle::spawn("subscriptions", Arc::clone(self).tend_subscriptions_loop());
+        for notices in self.executor.notices() {
+            lifecycle::spawn("notices", Arc::clone(self).notices_loop(notices));
+        }
     }
 
     /// Stops taking work, hands back what may be repeated, gives the rest `period` to end, and leaves the nodes (KEEP-10).
@@ -207,9 +317,33 @@ impl Engine {
         self.leave().await;
     }
 
+    /// Stops the calls that are no tasks and still run here: their upstreams are told, and each ends with an unknown outcome. To
+    /// be called after [`Self::drain`], when they have had their time.
+    pub fn cut_calls(&self) {
+        self.cut.cancel();
+    }
+
+    /// To be called after [`Self::drain`], when no request is served any more: until then calls that are no tasks hear what
+    /// other nodes have for them.
+    pub fn close(&self) {
+        self.closed.cancel();
+    }
+
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Which start of the service this is.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.membership.node()
+    }
+
+    /// How many more tasks could run here now; less than none while answered ones run beyond the slots.
+    #[must_use]
+    pub fn free_slots(&self) -> i64 {
+        self.runner.free_slots()
     }
 
     #[must_use]
@@ -222,6 +356,12 @@ impl Engine {
         &self.rules.ttl
     }
 
+    /// The most resources that one session or stream may be subscribed to.
+    #[must_use]
+    pub const fn most_subscriptions(&self) -> u32 {
+        self.rules.subscriptions_per_session
+    }
+
     /// The tools that are offered now, in their stable order.
     #[must_use]
     pub fn tools(&self) -> Arc<Vec<Arc<Tool>>> {
@@ -231,6 +371,12 @@ impl Engine {
     #[must_use]
     pub fn tool(&self, exposed: &str) -> Option<Arc<Tool>> {
         self.catalogue.tool(exposed)
+    }
+
+    /// What authenticates the ids of events.
+    #[must_use]
+    pub const fn event_key(&self) -> &EventKey {
+        &self.streams.key
     }
 
     fn refuse_while_draining(&self) -> Result<(), Refusal> {

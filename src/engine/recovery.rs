@@ -10,7 +10,7 @@ use super::membership::{HEARTBEAT, LEASE};
 use crate::domain::clock::Timestamp;
 use crate::domain::lease::{RestartPolicy, backoff};
 use crate::domain::outcome::{Failure, Outcome};
-use crate::domain::work::Claim;
+use crate::domain::work::{Claim, UpstreamTask};
 use crate::store::{End, Ended, Finish, Release, StoreError};
 
 const BATCH: u32 = 200;
@@ -40,14 +40,29 @@ impl Engine {
     /// If the store fails; what was recovered stays recovered.
     pub async fn recover_once(self: &Arc<Self>) -> Result<usize, StoreError> {
         if self.membership.take_look() {
-            self.recover_forgotten().await.inspect_err(|_| self.membership.look_again())?;
+            let looked = async {
+                self.recover_forgotten().await?;
+                self.recover_streams().await
+            };
+            looked.await.inspect_err(|_| self.membership.look_again())?;
         }
         if !self.membership.may_judge(self.clock.boot()) {
+            self.tend_session_streams().await?;
             return Ok(0);
         }
-        for node in self.store.system().declare_dead(self.membership.node(), LEASE).await? {
+        let (store, judge) = (self.store.system(), self.membership.node());
+        // As a rule nothing is: one question instead of all that follow.
+        if !store.anything_lost(judge, LEASE).await? {
+            self.tend_session_streams().await?;
+            return Ok(0);
+        }
+        for node in store.declare_dead(judge, LEASE).await? {
             tracing::warn!(node.id = %node, "a node stopped reporting and was declared dead");
         }
+        // So that questions which its streams had go to others.
+        store.let_go_dead_nodes().await?;
+        self.tend_session_streams().await?;
+        self.take_orphaned_subscriptions().await?;
         self.recover_orphans().await
     }
 
@@ -88,21 +103,26 @@ impl Engine {
         let store = self.store.system();
         let now = self.clock.now();
         if may_retry(claim) {
-            let settled = store.release(retry_later(claim, now, why)).await?;
+            let mut release = retry_later(claim, now, why);
+            if goes_on(claim) {
+                release.message = format!("{why}; following the server's own task");
+            }
+            let settled = store.release(release).await?;
             self.runner.somebody_waits();
             return Ok(settled);
         }
         let finish = Finish { task: claim.lease.task, token: claim.lease.token, end: self.lost_end(claim, why, now) };
-        let ended = matches!(store.finish(finish).await?, Ended::Done(_));
         // Else another write was first; what runs under another lease, perhaps here, goes on.
-        if ended {
-            self.settled(claim.lease.task);
-        }
-        Ok(ended)
+        let Ended::Done(task) = store.finish(finish).await? else { return Ok(false) };
+        self.streams.task_changed(&task);
+        self.settled(task.id);
+        Ok(true)
     }
 
     pub(super) fn lost_end(&self, claim: &Claim, detail: &str, now: Timestamp) -> End {
-        let failure = Failure::OutcomeUnknown { detail: detail.to_owned() };
+        // Of a call that its upstream runs as a task, later attempts only ask how that is doing.
+        let attempts = if claim.handed_over.is_some() { 1 } else { claim.lease.attempt };
+        let failure = Failure::OutcomeUnknown { detail: detail.to_owned(), attempts };
         self.end_of(claim, Outcome::failure(&failure), now)
     }
 
@@ -117,9 +137,20 @@ impl Engine {
     }
 }
 
-/// Whether a lost call of this claim may be made again.
+/// Whether the next attempt of a claim whose runner is lost does no harm: the call may be made again, or is not made at all
+/// because its upstream runs it as a task, which is followed.
 pub(super) fn may_retry(claim: &Claim) -> bool {
+    goes_on(claim) || may_repeat(claim)
+}
+
+/// Whether its call may be made again.
+pub(super) fn may_repeat(claim: &Claim) -> bool {
     claim.work.restart == RestartPolicy::Retry && attempts_left(claim)
+}
+
+/// Whether its upstream runs it as a task that another attempt can follow.
+fn goes_on(claim: &Claim) -> bool {
+    claim.handed_over.as_ref().is_some_and(UpstreamTask::outlives_us)
 }
 
 pub(super) fn attempts_left(claim: &Claim) -> bool {
@@ -135,7 +166,8 @@ pub(super) fn retry_later(claim: &Claim, now: Timestamp, why: &str) -> Release {
         task: lease.task,
         token: lease.token,
         not_before: now + backoff(lease.attempt, jitter),
-        counted: true,
+        counted: !goes_on(claim),
+        keep_inputs: goes_on(claim),
         message: format!(
             "attempt {} of {} did not end: {why}; trying again",
             lease.attempt, claim.work.attempts_allowed

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,14 @@ use crate::lifecycle;
 use crate::store::StoreError;
 
 mod attempt;
+mod host;
+mod notes;
+mod slots;
+
+pub(super) use self::attempt::Begun;
+pub(super) use self::host::TaskHost;
+pub(super) use self::slots::Slot;
+use self::slots::{Seat, Slots};
 
 /// How often waiting rows are looked for that nobody here knows of: made at other nodes, or waiting for their retry.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,28 +36,15 @@ const ANNOUNCE: Duration = Duration::from_secs(5);
 /// Places above this are not counted.
 const PLACES: u32 = 100;
 
-/// The right to run one task on this node; given back on drop.
-pub(super) struct Slot {
-    _permit: OwnedSemaphorePermit,
-    freed: Arc<Notify>,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.freed.notify_one();
-    }
-}
-
 pub(super) struct Runner {
-    slots: Arc<Semaphore>,
-    all_slots: usize,
+    slots: Arc<Slots>,
     running: Mutex<HashMap<TaskId, Running>>,
     /// Tokens of claims that are being committed: nothing runs under them yet, and yet they are not forgotten.
     claiming: Mutex<HashSet<LeaseToken>>,
     /// Whether a waiting row may exist that this node knows of; then new tasks do not overtake it.
     waiting: AtomicBool,
-    /// Told when a slot is freed or a task begins to wait.
-    claimable: Arc<Notify>,
+    /// When the gathered look last found that there was none.
+    none_waited: Mutex<Option<Instant>>,
     /// Told when something begins to run.
     pub(super) started: Notify,
 }
@@ -74,6 +69,7 @@ struct Attempting {
     engine: Arc<Engine>,
     task: TaskId,
     token: LeaseToken,
+    seat: Arc<Seat>,
 }
 
 impl Drop for Attempting {
@@ -83,36 +79,62 @@ impl Drop for Attempting {
             running.remove(&self.task);
         }
         drop(running);
+        self.seat.leave();
+        self.engine.runner.slots.changed.notify_waiters();
         self.engine.waiters.wake(self.task);
     }
 }
 
 struct Running {
     token: LeaseToken,
+    orders: Orders,
+}
+
+/// What may be asked of an attempt in progress.
+#[derive(Clone, Default)]
+struct Orders {
+    /// Its task has ended otherwise: stop the work.
     stop: CancellationToken,
+    /// Others may have taken it over: stop, but not what goes on at an upstream.
+    leave: CancellationToken,
+    /// The service drains: give back what may go on elsewhere.
     hand_back: CancellationToken,
 }
 
 impl Runner {
-    pub(super) fn new(slots: usize) -> Self {
+    /// Runs up to `slots` tasks at once, and up to `asking` more that wait for input.
+    pub(super) fn new(slots: usize, asking: usize) -> Self {
         Self {
-            slots: Arc::new(Semaphore::new(slots)),
-            all_slots: slots,
+            slots: Slots::new(slots, asking),
             running: Mutex::default(),
             claiming: Mutex::default(),
             waiting: AtomicBool::new(true), // until the first look says otherwise
-            claimable: Arc::default(),
+            none_waited: Mutex::default(),
             started: Notify::new(),
         }
     }
 
     pub(super) fn take_slot_if_nobody_waits(&self) -> Option<Slot> {
-        if self.waiting.load(Ordering::SeqCst) { None } else { self.take_slot() }
+        if self.waiting.load(Ordering::SeqCst) { None } else { self.slots.take() }
+    }
+
+    /// For work that runs already, beyond the slots if none is free. `None` while the service drains.
+    pub(super) fn take_slot_for_running(&self) -> Option<Slot> {
+        self.slots.take_for_running()
     }
 
     pub(super) fn somebody_waits(&self) {
         self.waiting.store(true, Ordering::SeqCst);
-        self.claimable.notify_one();
+        self.slots.freed.notify_one();
+    }
+
+    /// What the gathered look that began then has found.
+    pub(super) fn was_looked_for(&self, began: Instant, is_waiting: bool) {
+        if !is_waiting {
+            *lock(&self.none_waited) = Some(began);
+        } else if !self.waiting.load(Ordering::SeqCst) {
+            self.somebody_waits();
+        }
     }
 
     pub(super) fn running(&self) -> Vec<TaskId> {
@@ -133,19 +155,19 @@ impl Runner {
     /// Stops the work of a task that ended otherwise.
     pub(super) fn stop(&self, task: TaskId) {
         if let Some(running) = self.lock().get(&task) {
-            running.stop.cancel();
+            running.orders.stop.cancel();
         }
     }
 
+    pub(super) fn free_slots(&self) -> i64 {
+        self.slots.free()
+    }
+
+    /// Stops everything that runs; what goes on at an upstream is left to whoever takes it over.
     pub(super) fn stop_all(&self) {
         for running in self.lock().values() {
-            running.stop.cancel();
+            running.orders.leave.cancel();
         }
-    }
-
-    fn take_slot(&self) -> Option<Slot> {
-        let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
-        Some(Slot { _permit: permit, freed: Arc::clone(&self.claimable) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<TaskId, Running>> {
@@ -163,14 +185,19 @@ impl Engine {
         let mut announced: Option<Instant> = None;
         let mut looked = Instant::now();
         loop {
-            let told = tokio::select! {
-                () = self.runner.claimable.notified() => true,
+            tokio::select! {
+                () = self.runner.slots.freed.notified() => {}
                 // Counted from the last look: slots that are freed all the time must not put it off for ever.
-                () = tokio::time::sleep_until(looked + LOOK) => false,
+                () = tokio::time::sleep_until(looked + LOOK) => {}
                 () = self.stopped.cancelled() => return,
-            };
+            }
+            let nobody_waits = !self.runner.waiting.load(Ordering::SeqCst);
+            // Another may have looked meanwhile, for everything that this node waits for.
+            if let Some(at) = lock(&self.runner.none_waited).filter(|_| nobody_waits) {
+                looked = looked.max(at);
+            }
             // A slot that was freed while nobody waits is worth no question to the database.
-            if told && looked.elapsed() < LOOK && !self.runner.waiting.load(Ordering::SeqCst) {
+            if nobody_waits && looked.elapsed() < LOOK {
                 continue;
             }
             looked = Instant::now();
@@ -178,7 +205,7 @@ impl Engine {
             if self.is_draining() || !self.membership.is_fresh(self.clock.boot()) {
                 continue;
             }
-            if let Err(error) = self.claim_once().await {
+            if let Err(error) = self.claim_if_any(nobody_waits).await {
                 tracing::debug!(%error, "cannot claim waiting tasks; trying again");
                 tokio::time::sleep(LOOK).await;
                 continue;
@@ -193,6 +220,14 @@ impl Engine {
         }
     }
 
+    /// A look takes no lock, and finds nothing as a rule where nobody is known to wait.
+    async fn claim_if_any(self: &Arc<Self>, nobody_is_known: bool) -> Result<usize, StoreError> {
+        if nobody_is_known && self.store.system().queue(1, self.clock.now()).await?.is_empty() {
+            return Ok(0);
+        }
+        self.claim_once().await
+    }
+
     /// Claims waiting tasks for the free slots and starts them; answers how many.
     ///
     /// # Errors
@@ -200,7 +235,7 @@ impl Engine {
     pub async fn claim_once(self: &Arc<Self>) -> Result<usize, StoreError> {
         let mut claimed = 0;
         loop {
-            let slots: Vec<_> = std::iter::from_fn(|| self.runner.take_slot()).take(ROUND).collect();
+            let slots: Vec<_> = std::iter::from_fn(|| self.runner.slots.take()).take(ROUND).collect();
             if slots.is_empty() {
                 return Ok(claimed);
             }
@@ -226,21 +261,39 @@ impl Engine {
 
     /// Runs a claim in the background; its panic becomes an outcome (EXEC-23).
     pub(super) fn run_in_background(self: &Arc<Self>, claim: Claim, slot: Slot) {
-        let running =
-            Running { token: claim.lease.token, stop: CancellationToken::new(), hand_back: CancellationToken::new() };
-        let (stop, hand_back) = (running.stop.clone(), running.hand_back.clone());
-        self.runner.lock().insert(claim.lease.task, running);
+        let (attempting, orders) = self.begin_attempt(&claim, slot);
+        lifecycle::spawn("attempt", async move {
+            attempting.engine.run_attempt(&claim, &attempting.seat, &orders).await;
+            drop(attempting);
+        });
+    }
+
+    /// The work that a call has begun goes on as the attempt that holds this claim: it is not begun again. Answers the host
+    /// to which the work speaks from now on.
+    pub(super) fn adopt(self: &Arc<Self>, claim: Claim, slot: Slot, begun: Begun) -> Arc<TaskHost> {
+        let (attempting, orders) = self.begin_attempt(&claim, slot);
+        let host = Arc::new(TaskHost::new(self, &claim, &attempting.seat));
+        let its = (Arc::clone(&host), self.take_notes(&claim, &host));
+        lifecycle::spawn("attempt", async move {
+            attempting.engine.follow_begun(&claim, begun, its, &orders).await;
+            drop(attempting);
+        });
+        host
+    }
+
+    fn begin_attempt(self: &Arc<Self>, claim: &Claim, slot: Slot) -> (Attempting, Orders) {
+        let orders = Orders::default();
+        let lease = &claim.lease;
+        let running = Running { token: lease.token, orders: orders.clone() };
+        self.runner.lock().insert(lease.task, running);
         // After the insertion: a drain that begins before it does not find this one among the running.
         if self.is_draining() {
-            hand_back.cancel();
+            orders.hand_back.cancel();
         }
         self.runner.started.notify_one();
-        let attempting = Attempting { engine: Arc::clone(self), task: claim.lease.task, token: claim.lease.token };
-        lifecycle::spawn("attempt", async move {
-            attempting.engine.run_attempt(&claim, &stop, &hand_back).await;
-            drop(attempting);
-            drop(slot);
-        });
+        let attempting =
+            Attempting { engine: Arc::clone(self), task: lease.task, token: lease.token, seat: Seat::new(slot) };
+        (attempting, orders)
     }
 
     /// Tells waiting tasks how many are ahead of them (LIFE-10).
@@ -262,8 +315,9 @@ impl Engine {
     /// Stops claiming, hands back at once what may be repeated, and waits up to `period` for the rest; what still runs then is
     /// stopped and ends with an unknown outcome.
     pub(super) async fn drain_runner(self: &Arc<Self>, period: Duration) {
+        self.runner.slots.close();
         for running in self.runner.lock().values() {
-            running.hand_back.cancel();
+            running.orders.hand_back.cancel();
         }
         if tokio::time::timeout(period, self.runner_is_idle()).await.is_err() {
             let running = self.runner.running().len();
@@ -277,10 +331,15 @@ impl Engine {
     }
 
     async fn runner_is_idle(&self) {
-        let all = u32::try_from(self.runner.all_slots).unwrap_or(u32::MAX);
-        // Never closed, and never given back: the runner is done.
-        if let Ok(permits) = self.runner.slots.acquire_many(all).await {
-            permits.forget();
+        loop {
+            let changed = self.runner.slots.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            // A slot that is out may not be among the running yet; who runs without one is.
+            if self.runner.slots.all_free() && self.runner.running().is_empty() {
+                return;
+            }
+            changed.await;
         }
     }
 
@@ -296,7 +355,7 @@ mod tests {
     // Its commit may take longer than the patience with forgotten claims.
     #[test]
     fn a_claim_under_way_is_not_forgotten() {
-        let runner = Runner::new(1);
+        let runner = Runner::new(1, 0);
         let (task, token) = (TaskId::new(), LeaseToken::new());
         let claiming = runner.claiming(vec![token]);
         assert!(runner.knows(task, token) && !runner.knows(task, LeaseToken::new()));

@@ -1,29 +1,33 @@
-//! Waiting for a task's end. Waiters sit in memory and hold no database connection: local ends wake them at once, ends at
-//! other nodes are found by one gathered question for all of them (KEEP-18).
+//! Waiting for a task's end. Waiters sit in memory and hold no database connection: what ends here is handed to them as it was
+//! committed, ends at other nodes are found by one gathered question for all of them, and read once (KEEP-18).
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
+use super::outcomes::{Reading, SharedOutcome, Turn};
 use super::{Caller, Engine, Refusal};
 use crate::domain::ids::{ContextId, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::task::Task;
+use crate::lifecycle;
 use crate::store::StoreError;
 
 /// How long a waiter that could not read its outcome waits before it tries again.
 const RETRY: Duration = Duration::from_millis(500);
+/// An outcome of more bytes counts among its reader's waiting requests until the client's connection has taken it (NOTE-10). A
+/// smaller one leaves at once: it fits into what the system keeps for a connection.
+pub(super) const LARGE: usize = 64 * 1024;
 
 /// Who waits for what on this node.
 pub(super) struct Waiters {
     state: Mutex<State>,
     per_context: usize,
     /// Whether a round of questions did not come to its end: the store says only once that something may have changed.
-    unasked: AtomicBool,
+    pub(super) unasked: AtomicBool,
     /// Told when the first waiter comes, so that an idle node asks nothing.
     pub(super) arrived: Notify,
 }
@@ -36,20 +40,44 @@ struct State {
 
 struct Entry {
     ended: Arc<Notify>,
+    end: Arc<OnceLock<End>>,
     waiting: usize,
+    /// How many of them wait for questions, too.
+    for_questions: usize,
 }
 
-/// A context's right to have one more request wait, given up on drop.
-pub(super) struct Place<'a> {
-    waiters: &'a Waiters,
+/// An end that was committed at this node.
+struct End {
+    task: Task,
+    outcome: Arc<SharedOutcome>,
+}
+
+/// An ended task and its outcome, for one who is sent it.
+#[derive(Debug)]
+pub struct Answered {
+    pub task: Task,
+    pub outcome: Arc<SharedOutcome>,
+    /// Of a large one.
+    _place: Option<Place>,
+}
+
+/// A context's right to have one more request wait, or be sent a large outcome, given up on drop.
+pub struct Place {
+    waiters: Arc<Waiters>,
     context: ContextId,
 }
 
-/// A place whose request waits for a task.
-struct Waiter<'a> {
-    place: Place<'a>,
+/// A request that waits for a task.
+pub(super) struct Waiter {
+    waiters: Arc<Waiters>,
+    /// Its own, unless its request has one already.
+    place: Option<Place>,
     task: TaskId,
-    ended: Arc<Notify>,
+    for_questions: bool,
+    /// Told when the task may have ended, or may have asked something.
+    pub(super) ended: Arc<Notify>,
+    /// How it ended, if that is known without a look at the store.
+    end: Arc<OnceLock<End>>,
 }
 
 impl Waiters {
@@ -63,13 +91,34 @@ impl Waiters {
         }
     }
 
+    /// Whoever waits for the task has its end when it is next woken.
+    fn has_ended(&self, task: &Task, outcome: impl FnOnce() -> Arc<SharedOutcome>) {
+        let end = self.lock().tasks.get(&task.id).map(|entry| Arc::clone(&entry.end));
+        if let Some(end) = end {
+            end.get_or_init(|| End { task: task.clone(), outcome: outcome() });
+        }
+    }
+
     pub(super) fn tasks(&self) -> Vec<TaskId> {
         self.lock().tasks.keys().copied().collect()
     }
 
+    /// The task has asked something.
+    pub(super) fn asked(&self, task: TaskId) {
+        if let Some(entry) = self.lock().tasks.get(&task).filter(|entry| entry.for_questions > 0) {
+            entry.ended.notify_waiters();
+        }
+    }
+
+    /// Those whose questions are waited for.
+    pub(super) fn asking(&self) -> Vec<TaskId> {
+        let state = self.lock();
+        state.tasks.iter().filter(|(_, entry)| entry.for_questions > 0).map(|(task, _)| *task).collect()
+    }
+
     /// # Errors
     /// [`Refusal::LimitReached`].
-    pub(super) fn place(&self, context: ContextId) -> Result<Place<'_>, Refusal> {
+    pub(super) fn place(self: &Arc<Self>, context: ContextId) -> Result<Place, Refusal> {
         let mut state = self.lock();
         let of_context = state.contexts.entry(context).or_default();
         if *of_context >= self.per_context {
@@ -80,18 +129,24 @@ impl Waiters {
             });
         }
         *of_context += 1;
-        Ok(Place { waiters: self, context })
+        Ok(Place { waiters: Arc::clone(self), context })
     }
 
-    fn join(&self, context: ContextId, task: TaskId) -> Result<Waiter<'_>, Refusal> {
+    pub(super) fn join(self: &Arc<Self>, context: ContextId, task: TaskId) -> Result<Waiter, Refusal> {
         let place = self.place(context)?;
+        Ok(self.wait_for(task, Some(place)))
+    }
+
+    /// For a request that has a place, unless one is given.
+    pub(super) fn wait_for(self: &Arc<Self>, task: TaskId, place: Option<Place>) -> Waiter {
         let mut state = self.lock();
-        let entry = state.tasks.entry(task).or_insert_with(|| Entry { ended: Arc::default(), waiting: 0 });
+        let new = || Entry { ended: Arc::default(), end: Arc::default(), waiting: 0, for_questions: 0 };
+        let entry = state.tasks.entry(task).or_insert_with(new);
         entry.waiting += 1;
-        let ended = Arc::clone(&entry.ended);
+        let (ended, end) = (Arc::clone(&entry.ended), Arc::clone(&entry.end));
         drop(state);
         self.arrived.notify_one();
-        Ok(Waiter { place, task, ended })
+        Waiter { waiters: Arc::clone(self), place, task, for_questions: false, ended, end }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -99,11 +154,23 @@ impl Waiters {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Waiter {
+    /// The same, who is also told of questions.
+    pub(super) fn for_questions(mut self) -> Self {
+        if let Some(entry) = self.waiters.lock().tasks.get_mut(&self.task) {
+            entry.for_questions += 1;
+            self.for_questions = true;
+        }
+        self
+    }
+}
+
+impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut state = self.place.waiters.lock();
+        let mut state = self.waiters.lock();
         if let Some(entry) = state.tasks.get_mut(&self.task) {
             entry.waiting -= 1;
+            entry.for_questions -= usize::from(self.for_questions);
             if entry.waiting == 0 {
                 state.tasks.remove(&self.task);
             }
@@ -111,7 +178,13 @@ impl Drop for Waiter<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.waiters.lock();
         if let Some(count) = state.contexts.get_mut(&self.context) {
@@ -124,82 +197,95 @@ impl Drop for Place<'_> {
 }
 
 impl Engine {
-    /// The task and its outcome, as soon as it has ended, on whichever node that happens (TASK-06, TASK-07). Dropping the
-    /// future ends the waiting and nothing else. A database outage in the middle is waited out.
+    /// An outcome for one who is sent it now.
     ///
     /// # Errors
-    /// [`Refusal::UnknownTask`]; [`Refusal::LimitReached`] before the wait, never as its end; [`Refusal::Store`] if the first
-    /// look fails.
-    pub async fn result(&self, caller: &Caller, id: TaskId) -> Result<(Task, Outcome), Refusal> {
-        if let Some(ended) = self.ended_outcome(caller, id).await? {
-            return Ok(ended);
-        }
-        let waiter = self.waiters.join(caller.auth.id(), id)?;
+    /// [`Refusal::LimitReached`] if it is large, and too many requests of its context wait or are sent such.
+    pub(super) fn answered(
+        &self,
+        caller: &Caller,
+        task: Task,
+        outcome: Arc<SharedOutcome>,
+    ) -> Result<Answered, Refusal> {
+        let is_large = outcome.bytes() > LARGE;
+        let place = is_large.then(|| self.waiters.place(caller.auth.id())).transpose()?;
+        Ok(Answered { task, outcome, _place: place })
+    }
+
+    /// The task and its outcome, as soon as it has ended, on whichever node that happens (TASK-06, TASK-07). Dropping the
+    /// future ends the waiting and nothing else. A database outage in the middle is waited out.
+    pub(super) async fn wait(self: &Arc<Self>, caller: &Caller, mut waiter: Waiter) -> Result<Answered, Refusal> {
         loop {
             // Registered before the look, so that an end between the two is not missed.
             let woken = waiter.ended.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            match self.ended_outcome(caller, id).await {
-                Ok(Some(ended)) => return Ok(ended),
-                Ok(None) => woken.await,
+            if let Some((task, outcome)) = self.end_known(caller, &waiter) {
+                return Ok(answer(&mut waiter.place, task, outcome));
+            }
+            match self.task_and_outcome(caller, waiter.task).await {
+                Ok((task, Some(outcome))) => return Ok(answer(&mut waiter.place, task, outcome)),
+                Ok((_, None)) => woken.await,
                 Err(Refusal::Store(StoreError::Unavailable(_))) => tokio::time::sleep(RETRY).await,
                 Err(refusal) => return Err(refusal),
             }
         }
     }
 
-    async fn ended_outcome(&self, caller: &Caller, id: TaskId) -> Result<Option<(Task, Outcome)>, Refusal> {
-        let found = self.store.scoped(&caller.auth).outcome(id).await?;
-        let now = self.clock.now();
-        match found {
-            Some((task, outcome)) if task.is_visible(now) => Ok(outcome.map(|outcome| (task, outcome))),
-            _ => Err(Refusal::UnknownTask),
-        }
+    /// Hands the end that this node has committed to those who wait for it here; they are woken when its attempt is over.
+    pub(super) fn has_ended(&self, task: &Task, outcome: &Outcome) {
+        self.waiters.has_ended(task, || self.outcomes.known(task.context, task.id, outcome.clone()));
     }
 
-    pub(super) async fn watch_loop(self: Arc<Self>) {
-        let interval = self.store.system().watch_interval();
-        while !self.stopped.is_cancelled() {
-            let began = Instant::now();
-            if self.waiters.tasks().is_empty() && self.runner.running().is_empty() {
-                tokio::select! {
-                    () = self.waiters.arrived.notified() => {}
-                    () = self.runner.started.notified() => {}
-                    () = self.stopped.cancelled() => return,
+    /// The end that was handed to a waiter, if its caller may see it.
+    fn end_known(&self, caller: &Caller, waiter: &Waiter) -> Option<(Task, Arc<SharedOutcome>)> {
+        let End { task, outcome } = waiter.end.get()?;
+        let is_seen = task.context == caller.auth.id() && task.is_visible(self.clock.now());
+        is_seen.then(|| (task.clone(), Arc::clone(outcome)))
+    }
+
+    /// The task, with its outcome if it has ended. Each who asks looks at the task; one reads the outcome for all.
+    pub(super) async fn task_and_outcome(
+        self: &Arc<Self>,
+        caller: &Caller,
+        id: TaskId,
+    ) -> Result<(Task, Option<Arc<SharedOutcome>>), Refusal> {
+        loop {
+            match self.outcomes.turn(caller.auth.id(), id) {
+                Turn::First(reading) => {
+                    let (engine, caller) = (Arc::clone(self), caller.clone());
+                    // Apart from this request, which goes on only as fast as its client reads: others wait for it too.
+                    let read = async move { engine.read_for_all(&caller, id, reading).await };
+                    let read = lifecycle::spawn("read of an outcome", read).await;
+                    return read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+                }
+                Turn::Later(awaiting) => {
+                    let outcome = awaiting.outcome().await;
+                    let task = self.get(caller, id).await?;
+                    // What had not ended when it was read for others may have ended since.
+                    if outcome.is_some() || !task.status.is_terminal() {
+                        return Ok((task, outcome));
+                    }
                 }
             }
-            if let Err(error) = self.watch_once().await {
-                tracing::debug!(%error, "cannot ask for ended tasks; asking again");
-            }
-            // A question that takes long is asked less often.
-            let pause = interval.max(began.elapsed().min(Duration::from_secs(1)) * 3);
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = self.stopped.cancelled() => return,
-            }
         }
     }
 
-    /// Asks once which of the tasks that are waited for or run here have ended, wakes and stops accordingly.
-    ///
-    /// # Errors
-    /// If the store cannot be asked.
-    pub async fn watch_once(&self) -> Result<(), StoreError> {
-        let store = self.store.system();
-        // True until this round has come to its end, so that a round which fails or is dropped is made up for.
-        let missed = self.waiters.unasked.swap(true, Ordering::SeqCst);
-        if missed || store.may_have_changed().await? {
-            let mut ids = self.waiters.tasks();
-            ids.extend(self.runner.running());
-            ids.sort_unstable();
-            ids.dedup();
-            for id in store.ended(&ids).await? {
-                self.settled(id);
-            }
-        }
-        // Whoever began to wait after the ids were collected looked for itself after that.
-        self.waiters.unasked.store(false, Ordering::SeqCst);
-        Ok(())
+    async fn read_for_all(
+        &self,
+        caller: &Caller,
+        id: TaskId,
+        reading: Reading,
+    ) -> Result<(Task, Option<Arc<SharedOutcome>>), Refusal> {
+        let found = self.store.scoped(&caller.auth).outcome(id).await?;
+        let now = self.clock.now();
+        let (task, outcome) = found.filter(|(task, _)| task.is_visible(now)).ok_or(Refusal::UnknownTask)?;
+        Ok((task, outcome.map(|outcome| reading.publish(outcome))))
     }
+}
+
+/// What a request that waited is answered.
+fn answer(place: &mut Option<Place>, task: Task, outcome: Arc<SharedOutcome>) -> Answered {
+    let place = place.take().filter(|_| outcome.bytes() > LARGE);
+    Answered { task, outcome, _place: place }
 }

@@ -1,5 +1,7 @@
 //! The only place that says which refusal becomes which JSON-RPC error and which HTTP status.
 
+pub(super) mod modern;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -10,7 +12,7 @@ use crate::domain::text::storable;
 use crate::engine::Refusal;
 use crate::protocol::jsonrpc::{
     ErrorObject, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Id, LIMIT_REACHED, METHOD_NOT_FOUND, Malformed,
-    write_error,
+    RESOURCE_NOT_FOUND, write_error,
 };
 use crate::protocol::legacy::tasks::status_name;
 use crate::protocol::splice::quoted;
@@ -34,6 +36,8 @@ pub enum Rejection {
     UnsupportedMediaType,
     #[error("answers are application/json or text/event-stream")]
     NotAcceptable,
+    #[error("answers of {method} are text/event-stream, which the Accept header must name")]
+    EventsOnly { method: &'static str },
     #[error("unauthorized")]
     TokenMissing,
     #[error("unauthorized")]
@@ -48,8 +52,12 @@ pub enum Rejection {
     SessionUnknown,
     #[error("unsupported MCP-Protocol-Version; supported are 2025-11-25 and 2025-06-18")]
     VersionHeader,
-    #[error("there is no stream to open here")]
-    NoStream,
+    #[error("unknown Last-Event-ID: that stream cannot be resumed here; open a new one")]
+    EventUnknown,
+    #[error("a JSON-RPC response is not accepted here: nothing was asked")]
+    UnexpectedResponse,
+    #[error("the limit {limit} of {most} is reached")]
+    TooMany { limit: &'static str, most: u64 },
     #[error("the service is temporarily unavailable")]
     Unavailable,
     #[error("this node is shutting down; ask again")]
@@ -62,13 +70,14 @@ impl Rejection {
     pub fn to_response(&self, id: Option<&Id>) -> Response {
         let status = self.status();
         // Who is not verified learns nothing but that (AUTH-01); who waits must take nothing for an outcome (KEEP-10).
-        let silent = matches!(self, Self::TokenMissing | Self::TokenInvalid | Self::NoStream | Self::Draining);
+        let silent = matches!(self, Self::TokenMissing | Self::TokenInvalid | Self::Draining);
         let mut response = if silent {
             status.into_response()
         } else {
             let (code, id) = match self {
                 Self::Malformed(malformed) => (malformed.code, malformed.id.as_ref()),
                 Self::Unavailable => (INTERNAL_ERROR, id),
+                Self::TooMany { .. } => (LIMIT_REACHED, id),
                 _ => (INVALID_REQUEST, id),
             };
             let body = write_error(id, &ErrorObject::new(code, self.to_string()).to_raw());
@@ -86,15 +95,17 @@ impl Rejection {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
+            Self::NotAcceptable | Self::EventsOnly { .. } => StatusCode::NOT_ACCEPTABLE,
             Self::TokenMissing | Self::TokenInvalid => StatusCode::UNAUTHORIZED,
             Self::BodyBroken
             | Self::TokenMalformed
             | Self::Malformed(_)
             | Self::SessionMissing
-            | Self::VersionHeader => StatusCode::BAD_REQUEST,
+            | Self::VersionHeader
+            | Self::EventUnknown
+            | Self::UnexpectedResponse => StatusCode::BAD_REQUEST,
             Self::SessionUnknown => StatusCode::NOT_FOUND,
-            Self::NoStream => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooMany { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -105,8 +116,9 @@ impl Rejection {
             Self::TokenInvalid => {
                 Some((header::WWW_AUTHENTICATE, HeaderValue::from_static(r#"Bearer error="invalid_token""#)))
             }
-            Self::NoStream => Some((header::ALLOW, HeaderValue::from_static("POST, DELETE"))),
-            Self::Unavailable | Self::Draining => Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S))),
+            Self::Unavailable | Self::Draining | Self::TooMany { .. } => {
+                Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))
+            }
             _ => None,
         }
     }
@@ -135,9 +147,19 @@ pub fn refusal_error(refusal: &Refusal) -> ErrorObject {
         Refusal::UnknownTool(name) => {
             ErrorObject::new(INVALID_PARAMS, format!("unknown tool: {}", storable(name, 128)))
         }
-        Refusal::BadCursor | Refusal::InvalidArguments { .. } | Refusal::ArgumentsTooLarge { .. } => {
-            ErrorObject::new(INVALID_PARAMS, refusal.to_string())
+        Refusal::UnknownPrompt(name) => {
+            ErrorObject::new(INVALID_PARAMS, format!("unknown prompt: {}", storable(name, 128)))
         }
+        Refusal::UnknownResource(uri) => ErrorObject::new(RESOURCE_NOT_FOUND, refusal.to_string())
+            .with_data(RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(&storable(uri, 2000))))),
+        Refusal::UnknownSession
+        | Refusal::UriTooLong { .. }
+        | Refusal::BadCursor
+        | Refusal::KeyTaken
+        | Refusal::BadState
+        | Refusal::InvalidArguments { .. }
+        | Refusal::InvalidAnswer { .. }
+        | Refusal::ArgumentsTooLarge { .. } => ErrorObject::new(INVALID_PARAMS, refusal.to_string()),
         Refusal::TaskForbidden { .. } | Refusal::TaskRequired { .. } => {
             ErrorObject::new(METHOD_NOT_FOUND, refusal.to_string())
         }
@@ -151,6 +173,19 @@ pub fn refusal_error(refusal: &Refusal) -> ErrorObject {
         }
         Refusal::ShuttingDown => failure("shutting_down", &refusal.to_string()),
         Refusal::Store(error) => store_error(error),
+    }
+}
+
+/// The same where a client opens a stream: there is no request whose error it could be.
+pub(super) fn stream_refused(refusal: &Refusal) -> Rejection {
+    match refusal {
+        Refusal::LimitReached { limit, most, .. } => Rejection::TooMany { limit, most: *most },
+        Refusal::UnknownSession => Rejection::SessionUnknown,
+        Refusal::ShuttingDown => Rejection::Draining,
+        _ => {
+            tracing::warn!(error = %refusal, "a stream cannot be opened");
+            Rejection::Unavailable
+        }
     }
 }
 

@@ -1,15 +1,18 @@
 //! The HTTP front: routes, middleware, the handlers of each protocol era. The only place that knows axum.
 //!
-//! Knows no SQL. A request passes, in this order (HTTP-13): Origin and Host, sizes and media types, the token, JSON, the
-//! session, the version header, the method, then what the method itself checks. `error.rs` alone says which refusal
-//! becomes which code and status. To add a protocol era: a file in `mcp/`.
+//! Knows no SQL. A request passes, in this order (HTTP-13): Origin and Host, sizes and media types, the token, JSON; in the
+//! handshake era the session, the version header, the method; in the stateless era `_meta`, the version, the headers that
+//! repeat the body, the method; then what the method itself checks. `error.rs` alone says which refusal becomes which code and
+//! status. To add a protocol era: a file in `mcp/`.
 
+mod counts;
 pub mod error;
 mod health;
 mod mcp;
 mod middleware;
 mod router;
 pub mod server;
+mod socket;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -24,6 +27,7 @@ use crate::domain::context::AuthContext;
 use crate::engine::Engine;
 use crate::store::Store;
 
+pub use counts::Counts;
 pub use router::{Route, router};
 
 /// What the routes are served from.
@@ -34,6 +38,7 @@ pub struct HttpState {
     /// For sessions and readiness.
     pub store: Store,
     pub rules: HttpRules,
+    pub counts: Arc<Counts>,
     /// Cancelled when this node starts to drain: who waits for a task goes to another node (KEEP-10).
     pub drain: CancellationToken,
 }
@@ -45,6 +50,8 @@ pub struct HttpRules {
     pub allowed_hosts: Vec<String>,
     /// Origins of pages that may call, such as `https://app.example`, [`Self::own_origins`] among them.
     pub allowed_origins: Vec<String>,
+    /// How often a stream on which nothing happens carries a comment: at least every 15 s (NOTE-08).
+    pub keep_alive: Duration,
     /// Bytes of a request's body.
     pub body_limit: usize,
     /// A session unused for longer is ended.
@@ -53,6 +60,8 @@ pub struct HttpRules {
     pub sessions: u32,
     /// Whether tasks are offered at all.
     pub tasks_enabled: bool,
+    /// Whether requests about a task must name it in `Mcp-Name` (EXT-10).
+    pub task_names_required: bool,
     /// Tenants whose callers are not offered tasks.
     pub tenants_without_tasks: HashSet<String>,
 }
@@ -89,7 +98,6 @@ impl HttpRules {
 struct Front {
     state: HttpState,
     sessions: mcp::sessions::Sessions,
-    in_flight: Arc<mcp::in_flight::InFlight>,
 }
 
 #[cfg(test)]

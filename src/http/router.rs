@@ -7,7 +7,6 @@ use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, delete, get, post};
 
-use super::mcp::in_flight::InFlight;
 use super::mcp::sessions::Sessions;
 use super::{Front, HttpState, health, mcp, middleware};
 
@@ -65,8 +64,12 @@ impl Route {
 /// The whole service. Layers run from the last one named to the first.
 pub fn router(state: HttpState) -> Router {
     let front = Arc::new(Front {
-        sessions: Sessions::new(state.store.clone(), state.rules.session_idle, state.rules.sessions),
-        in_flight: Arc::new(InFlight::default()),
+        sessions: Sessions::new(
+            Arc::clone(&state.engine),
+            state.store.clone(),
+            state.rules.session_idle,
+            state.rules.sessions,
+        ),
         state,
     });
     let guarded = routes(false)

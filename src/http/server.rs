@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::socket::Socket;
 use crate::lifecycle;
 
 /// A connection's bounds.
@@ -22,18 +23,24 @@ pub struct ServerRules {
     pub connections: usize,
     /// How long a request's head may take to come, which is also how long a connection may be idle.
     pub header_timeout: Duration,
+    /// A stopping server does not wait for a peer that takes nothing of its answer for so long.
+    pub stall: Duration,
 }
 
 impl Default for ServerRules {
     fn default() -> Self {
         // Longer than common clients keep an idle connection, so that it is they who close it.
-        Self { connections: 10_000, header_timeout: Duration::from_secs(100) }
+        Self { connections: 10_000, header_timeout: Duration::from_secs(100), stall: Duration::from_secs(3) }
     }
 }
 
 /// Data that a peer does not acknowledge for so long ends its connection: a dead client ends its stream.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT_MS: u32 = 20_000;
+/// What the system keeps of an answer beside what is under way: a slow peer is seen to take it, and what it has not taken is
+/// known here.
+#[cfg(target_os = "linux")]
+const UNSENT_BYTES: u32 = 128 * 1024;
 /// A peer that is silent so long is asked whether it is there: one that waits for JSON gets no keep-alive comments.
 #[cfg(target_os = "linux")]
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -41,7 +48,7 @@ const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `shutdown` is cancelled; then accepts nothing more, lets running requests end for at most `grace`, and
-/// closes what is left.
+/// closes what is left. A client that takes nothing of its answer is not waited for (see [`ServerRules::stall`]).
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -67,11 +74,11 @@ pub async fn serve(
             }
         };
         let (router, shutdown, close) = (router.clone(), shutdown.clone(), close.clone());
-        let header_timeout = rules.header_timeout;
+        let rules = rules.clone();
         lifecycle::spawn(
             "connection",
             connections.track_future(async move {
-                connection(stream, router, header_timeout, &shutdown, &close).await;
+                connection(stream, router, &rules, &shutdown, &close).await;
                 drop(place);
             }),
         );
@@ -97,15 +104,16 @@ async fn accept(
 async fn connection(
     stream: TcpStream,
     router: Router,
-    header_timeout: Duration,
+    rules: &ServerRules,
     shutdown: &CancellationToken,
     close: &CancellationToken,
 ) {
     prepare(&stream);
+    let (socket, mut taking) = Socket::new(stream);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(header_timeout)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .header_read_timeout(rules.header_timeout)
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -113,6 +121,7 @@ async fn connection(
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection.as_mut() => ended,
+                () = taking.stalls(rules.stall) => return,
                 () = close.cancelled() => return,
             }
         }
@@ -130,6 +139,7 @@ fn prepare(stream: &TcpStream) {
     let prepared = prepared.and_then(|()| {
         use rustix::net::sockopt;
         sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+        socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES)?;
         sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
         Ok(sockopt::set_socket_keepalive(stream, true)?)
     });
@@ -295,6 +305,24 @@ mod tests {
         running.shutdown.cancel();
         tokio::time::timeout(PATIENCE, running.ended).await.unwrap().unwrap();
         assert_eq!(read_answer(&mut busy).await, "");
+    }
+
+    // req: KEEP-10, NOTE-10
+    #[tokio::test]
+    async fn an_answer_that_nobody_reads_does_not_hold_the_end_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (shutdown, rules) = (CancellationToken::new(), ServerRules::default());
+        let rules = ServerRules { stall: Duration::from_millis(50), ..rules };
+        // More than the system keeps for a connection.
+        let router = Router::new().route("/wait", get(async || vec![b'x'; 64 << 20]));
+        let ended = lifecycle::spawn("server", serve(listener, router, rules, shutdown.clone(), PATIENCE * 10));
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        silent.write_all(REQUEST).await.unwrap();
+        silent.read_exact(&mut [0; 8]).await.unwrap();
+        assert!(!ended.is_finished());
+        shutdown.cancel();
+        tokio::time::timeout(PATIENCE, ended).await.expect("long before the grace is over").unwrap();
     }
 
     #[cfg(target_os = "linux")]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::domain::json::RawJson;
+use crate::domain::pieces::Pieces;
 use crate::protocol::scan::{Fault, Scanned, scan, string_value};
 use crate::protocol::splice::{member, quoted};
 
@@ -16,8 +17,28 @@ pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL_ERROR: i64 = -32603;
 /// A cancelled task has no result (TASK-15).
 pub const TASK_CANCELLED: i64 = -32800;
+/// The handshake era's number for a resource that is not there.
+pub const RESOURCE_NOT_FOUND: i64 = -32002;
+/// An upstream wants URLs to be visited before it is asked again.
+pub const URLS_NEEDED: i64 = -32042;
 /// A limit of the service refused the request (AUTH-14); outside the range that JSON-RPC reserves.
 pub const LIMIT_REACHED: i64 = -31001;
+
+/// The code of an error object, if it is a number of this size.
+#[must_use]
+pub fn error_code(error: &RawJson) -> Option<i64> {
+    member(error.as_str(), "code")?.parse().ok()
+}
+
+/// An upstream's error whose number would mislead the client: as a failure, with the original in `data` (MOD-16).
+#[must_use]
+pub fn upstream_error(error: &RawJson) -> RawJson {
+    let message = member(error.as_str(), "message").unwrap_or(r#""the tool's server refused the request""#);
+    RawJson::trusted(format!(
+        r#"{{"code":{INTERNAL_ERROR},"message":{message},"data":{{"reason":"upstream_error","error":{}}}}}"#,
+        error.as_str()
+    ))
+}
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,6 +214,15 @@ impl ErrorObject {
 #[must_use]
 pub fn write_result(id: &Id, result: &RawJson) -> String {
     [r#"{"jsonrpc":"2.0","id":"#, id.as_raw(), r#","result":"#, result.as_str(), "}"].concat()
+}
+
+/// A response whose result, or error, is `value`, which is not copied if it is large.
+#[must_use]
+pub fn response_of(id: &Id, member: &'static str, value: &Pieces) -> Pieces {
+    let mut message = Pieces::from([r#"{"jsonrpc":"2.0","id":"#, id.as_raw(), r#",""#, member, r#"":"#].concat());
+    message.push(value);
+    message.push_text("}");
+    message
 }
 
 /// A response with an error; without `id` where the request's could not be read.

@@ -5,5 +5,7 @@
 
 pub mod jsonrpc;
 pub mod legacy;
+pub mod modern;
+pub mod number;
 pub mod scan;
 pub mod splice;

@@ -115,6 +115,16 @@ pub fn string_value(raw: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(without_surrogates(unescape(inner).into_owned())))
 }
 
+/// A JSON string, with its quotes, as text. `None` if it is no string, or an escape in it is no character.
+#[must_use]
+pub fn exact_string_value(raw: &str) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
+    match unescape(inner) {
+        Cow::Borrowed(_) => Some(Cow::Borrowed(inner)),
+        Cow::Owned(bytes) => String::from_utf8(bytes).ok().map(Cow::Owned),
+    }
+}
+
 /// Line breaks stand only between tokens in accepted text, so they can all become spaces.
 fn on_one_line(text: &str) -> Cow<'_, str> {
     if text.contains(['\n', '\r']) { Cow::Owned(text.replace(['\n', '\r'], " ")) } else { Cow::Borrowed(text) }

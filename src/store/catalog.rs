@@ -21,6 +21,7 @@ statements! {
     ADD = "
         INSERT INTO upstream_catalogs (upstream, kind, name, definition, rank, listed, seen, exposed)
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
+    DROP = "DELETE FROM upstream_catalogs WHERE upstream = $1 AND kind = $2 AND name = $3";
     UPSTREAMS = "SELECT DISTINCT upstream FROM upstream_catalogs";
     PRUNE = "
         DELETE FROM upstream_catalogs
@@ -43,6 +44,25 @@ impl<D: Dialect> SqlStore<D> {
         self.again("store.put_catalog", move |link| {
             let items = Arc::clone(&items);
             async move { merge(&mut link.writer().await?, &items).await }
+        })
+        .await?;
+        self.whole_catalog().await
+    }
+
+    pub(super) async fn delete_from_catalog(&self, mut items: Vec<CatalogItem>) -> Result<Vec<CatalogItem>> {
+        items.sort_by(|a, b| (&a.upstream, &a.kind, &a.name).cmp(&(&b.upstream, &b.kind, &b.name)));
+        let items = Arc::new(items);
+        self.again("store.drop_catalog", move |link| {
+            let items = Arc::clone(&items);
+            async move {
+                let mut session = link.writer().await?;
+                let mut transaction = session.begin().await?;
+                for item in &*items {
+                    let args = args![clean(&item.upstream), clean(&item.kind), clean(&item.name)];
+                    transaction.execute(DROP, args).await?;
+                }
+                transaction.commit().await
+            }
         })
         .await?;
         self.whole_catalog().await

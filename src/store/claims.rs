@@ -6,19 +6,21 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::batch::Kind;
+use super::batch::{Job, Kind};
 use super::dialect::Dialect;
+use super::inputs::lock_live;
 use super::link::Session;
 use super::sql::{Args, Cells, Fault, args, claim_columns, statements};
-use super::sql_store::SqlStore;
-use super::tasks::{EndTask, clean, ids};
-use super::{End, Finish, Result};
+use super::sql_store::{SqlStore, Write};
+use super::tasks::{EndTask, by_id, clean, ids};
+use super::{End, Finish, Result, upstream_tasks};
 use crate::domain::clock::Timestamp;
-use crate::domain::ids::{ContextId, LeaseToken, NodeId, TaskId};
+use crate::domain::ids::{ContextId, LeaseToken, NodeId, SessionId, TaskId};
 use crate::domain::json::RawJson;
 use crate::domain::lease::{Lease, RestartPolicy};
 use crate::domain::outcome::{Failure, Outcome};
 use crate::domain::retention::Ttl;
+use crate::domain::task::Task;
 use crate::domain::work::{Claim, Work};
 
 statements! {
@@ -33,6 +35,7 @@ statements! {
          LEFT JOIN nodes n ON n.id = l.node
          LEFT JOIN tasks t ON t.id = l.task
          LEFT JOIN task_requests r ON r.task = l.task
+         LEFT JOIN upstream_tasks u ON u.task = l.task
          WHERE l.node IS NOT NULL AND (n.id IS NULL OR n.dead = 1) AND l.task > $1
          ORDER BY l.task LIMIT $2"
     );
@@ -76,6 +79,14 @@ impl<D: Dialect> SqlStore<D> {
         Ok(claims)
     }
 
+    pub(super) async fn note_task(&self, note: super::Note) -> Result<Option<Task>> {
+        self.gather(|reply| Write::Note(Job { item: Note(note), reply })).await
+    }
+
+    pub(super) async fn release_task(&self, release: super::Release) -> Result<bool> {
+        self.gather(|reply| Write::Release(Job { item: Release(release), reply })).await
+    }
+
     pub(super) async fn waiting_tasks(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
         let rows = self.read("store.queue", QUEUE, args![now, limit]).await?;
         Ok(rows.iter().map(|row| row.uuid("id").map(TaskId::from_uuid)).collect::<std::result::Result<_, _>>()?)
@@ -91,15 +102,6 @@ impl<D: Dialect> SqlStore<D> {
         self.write_many("store.note_waiting", D::NOTE_WAITING, rows).await.map(|_| ())
     }
 
-    pub(super) async fn ended_of(&self, wanted: &[TaskId]) -> Result<Vec<TaskId>> {
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows: Vec<Args> = wanted.iter().map(|&id| args![id]).collect();
-        let live = ids(&self.read_many("store.ended", D::LIVE, rows).await?)?;
-        Ok(wanted.iter().copied().filter(|id| !live.contains(&id.as_uuid())).collect())
-    }
-
     pub(super) async fn held_by(&self, node: NodeId) -> Result<Vec<Lease>> {
         let rows = self.read("store.held", HELD, args![node]).await?;
         Ok(rows.iter().map(read_lease).collect::<std::result::Result<_, _>>()?)
@@ -108,6 +110,9 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn orphaned(&self, after: Option<TaskId>, limit: u32) -> Result<Vec<Claim>> {
         let rows =
             self.read("store.orphans", ORPHANS, args![after.map_or(Uuid::nil(), TaskId::as_uuid), limit]).await?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
         let now = self.database_now().await?;
         Ok(self.readable(&rows, now).await)
     }
@@ -235,7 +240,10 @@ fn read_claim<R: Cells>(row: &R) -> std::result::Result<Claim, Fault> {
             run_limit: Duration::from_micros(
                 limit.try_into().map_err(|_| Fault::broken(format!("a run limit of {limit} us")))?,
             ),
+            session: row.maybe_uuid("session")?.map(SessionId::from_uuid),
+            capabilities: row.json("capabilities")?,
         },
+        handed_over: upstream_tasks::read(row)?,
     })
 }
 
@@ -248,17 +256,28 @@ fn whole(params: String) -> std::result::Result<RawJson, Fault> {
 /// See [`super::Note`].
 pub struct Note(pub super::Note);
 
+impl Note {
+    pub fn weight(&self) -> usize {
+        self.0.progress.as_ref().map_or(0, RawJson::len)
+    }
+}
+
 impl Kind for Note {
-    type Answer = bool;
+    type Answer = Option<Task>;
 
     fn key(&self) -> Uuid {
         self.0.task.as_uuid()
     }
 
-    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
-        let rows = items.iter().map(|Self(note)| args![note.task, note.token, clean(&note.message), note.now]);
-        let held = ids(&session.write_many(D::NOTE, rows.collect()).await?)?;
-        Ok(items.iter().map(|item| held.contains(&item.key())).collect())
+    async fn commit<D: Dialect>(
+        session: &mut Session<D>,
+        items: &[Self],
+    ) -> std::result::Result<Vec<Option<Task>>, Fault> {
+        let rows = items
+            .iter()
+            .map(|Self(note)| args![note.task, note.token, clean(&note.message), note.progress.as_ref(), note.now]);
+        let mut noted = by_id(&session.write_many(D::NOTE, rows.collect()).await?)?;
+        Ok(items.iter().map(|item| noted.remove(&item.0.task)).collect())
     }
 }
 
@@ -281,11 +300,17 @@ impl Kind for Release {
                 release.token,
                 release.not_before,
                 !release.counted,
+                release.keep_inputs,
                 clean(&release.message),
                 release.now,
             ]
         });
-        let held = ids(&session.write_many(D::RELEASE, rows.collect()).await?)?;
+        let rows = rows.collect();
+        let mut transaction = session.begin().await?;
+        // In a statement of its own, so that questions which were asked meanwhile are seen and withdrawn, too.
+        lock_live(&mut transaction, items.iter().map(Kind::key)).await?;
+        let held = ids(&transaction.many(D::RELEASE, rows).await?)?;
+        transaction.commit().await?;
         Ok(items.iter().map(|item| held.contains(&item.key())).collect())
     }
 }

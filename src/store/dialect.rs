@@ -58,6 +58,14 @@ dialect! {
         /// Waiting tasks due at `$1`, at most `$2`, locked for the claim. SQLite has no row locks: its one writer holds
         /// the whole database.
         PICK_WAITING,
+        /// What is new (see `watch.rs`) of tasks `$1`, sessions `$2`, asking tasks `$3`, deliveries `$4`, inputs `$5`, of
+        /// live tasks since `$6` and of signals since `$7`, at most `$8` signals, and of tasks that were made since
+        /// `$9` and are over, at most `$10`. Live tasks are those of the sessions, the asking ones and those listened to
+        /// (`$15`). Lists of ids differ.
+        NEWS,
+        /// Whether there may be something to recover (`lost`): a node other than `$1` not heard of for `$2` microseconds by
+        /// the database's clock, or what dead and unknown nodes have.
+        LOST,
     }
     many {
         /// Inserts tasks, their requests and their live rows; answers the ids.
@@ -66,7 +74,7 @@ dialect! {
         END,
         /// The ended tasks (`id`) whose outcome a given writer (`token`) wrote.
         WRITTEN,
-        /// Messages of running tasks; answers those whose lease holds.
+        /// Messages and progress of running tasks; answers those whose lease holds.
         NOTE,
         /// Leases given back; answers those that were held.
         RELEASE,
@@ -80,8 +88,38 @@ dialect! {
         FIND,
         /// The same with the outcome.
         FIND_OUTCOME,
-        /// Which of these tasks are live.
-        LIVE,
+        /// Tasks by id, whoever's they are.
+        TASKS,
+        /// Locks live rows in the order of their ids; answers those that are there. SQLite's one writer holds everything.
+        LOCK_LIVE,
+        /// Questions that an attempt need not ask anew: its own, asked before by a write whose end was lost, and open or
+        /// answered ones of attempts before it. An answer that is only to the second asking of the same is for nobody who
+        /// begins anew: only who follows a task of the upstream is at the same place.
+        ASKED_BEFORE,
+        /// Adds open questions by lease, to tasks that have asked fewer than they may; answers the ids of their tasks.
+        ASK,
+        /// Gives open and answered questions to the attempt that asks now.
+        ADOPT,
+        /// Answers open questions of live tasks; answers the ids of the tasks.
+        ANSWER,
+        /// The tasks of those answers that a given writer wrote.
+        ANSWERED,
+        /// The open question of each task that was asked last.
+        NEWEST_OPEN,
+        /// One open question less of each task, which goes back to work when none is left, and else says `$4`.
+        ONE_LESS,
+        /// Gives open questions that no stream holds to streams; answers the deliveries.
+        HOLD,
+        /// The deliveries among these that are their questions' last.
+        LAST_DELIVERIES,
+        /// The tasks of deliveries.
+        TASKS_OF_DELIVERIES,
+        /// Takes from a node's streams what they hold.
+        LET_GO,
+        /// Takes from dead and unknown nodes what they hold of a task.
+        LET_GO_DEAD,
+        /// Where the GET streams of sessions are.
+        SESSION_STREAMS,
         /// Tokens by id.
         TOKENS,
         /// Deletes ended tasks that expired by `$1`, at most `$2`; one row of arguments. SQLite cannot write to several
@@ -89,6 +127,8 @@ dialect! {
         REAP,
         /// Deletes sessions last used before `$1`, at most `$2`; one row of arguments.
         REAP_SESSIONS,
+        /// Deletes signals given before `$1`, at most `$2`; one row of arguments.
+        REAP_SIGNALS,
     }
 
     type Database: sqlx::Database<Row: Cells>;
@@ -134,7 +174,7 @@ macro_rules! cells {
                 Ok(sqlx::Row::try_get(self, column)?)
             }
 
-            fn maybe_text(&self, column: &str) -> Result<Option<String>, $crate::store::sql::Fault> {
+            fn maybe_str(&self, column: &str) -> Result<Option<&str>, $crate::store::sql::Fault> {
                 Ok(sqlx::Row::try_get(self, column)?)
             }
 
@@ -150,8 +190,11 @@ macro_rules! cells {
 }
 pub(super) use cells;
 
-/// Arguments one by one.
-pub(super) fn bind<'q, A>(args: Args) -> Result<A, sqlx::Error>
+/// Arguments one by one; `add_list` adds a list in the form of its database.
+pub(super) fn bind<'q, A>(
+    args: Args,
+    add_list: impl Fn(&mut A, Vec<uuid::Uuid>) -> Result<(), sqlx::error::BoxDynError>,
+) -> Result<A, sqlx::Error>
 where
     A: sqlx::Arguments,
     Option<i64>: sqlx::Encode<'q, A::Database> + sqlx::Type<A::Database>,
@@ -166,6 +209,7 @@ where
             Arg::Text(value) => bound.add(value),
             Arg::Uuid(value) => bound.add(value),
             Arg::Bytes(value) => bound.add(value),
+            Arg::Uuids(list) => add_list(&mut bound, list),
         }
         .map_err(sqlx::Error::Encode)?;
     }

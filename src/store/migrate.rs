@@ -27,12 +27,32 @@ struct Step {
     sqlite: &'static str,
 }
 
-const MIGRATIONS: &[Step] = &[Step {
-    version: 1,
-    name: "tasks",
-    postgres: include_str!("../../migrations/postgres/0001_tasks.sql"),
-    sqlite: include_str!("../../migrations/sqlite/0001_tasks.sql"),
-}];
+const MIGRATIONS: &[Step] = &[
+    Step {
+        version: 1,
+        name: "tasks",
+        postgres: include_str!("../../migrations/postgres/0001_tasks.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0001_tasks.sql"),
+    },
+    Step {
+        version: 2,
+        name: "talk",
+        postgres: include_str!("../../migrations/postgres/0002_talk.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0002_talk.sql"),
+    },
+    Step {
+        version: 3,
+        name: "keys",
+        postgres: include_str!("../../migrations/postgres/0003_keys.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0003_keys.sql"),
+    },
+    Step {
+        version: 4,
+        name: "rounds",
+        postgres: include_str!("../../migrations/postgres/0004_rounds.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0004_rounds.sql"),
+    },
+];
 
 /// How long one node may migrate without renewing its lease.
 const LEASE: Duration = Duration::from_secs(30);

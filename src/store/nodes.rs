@@ -16,6 +16,34 @@ statements! {
         WHERE dead = 1 AND heartbeat < $1 AND NOT EXISTS (SELECT 1 FROM task_live l WHERE l.node = nodes.id)";
 }
 
+/// The statement of a database, whose clock is given.
+macro_rules! lost {
+    ($clock:expr) => {
+        concat!(
+            "SELECT CAST(CASE WHEN
+                EXISTS (SELECT 1 FROM nodes n WHERE n.dead = 0 AND n.id <> $1 AND n.heartbeat < ",
+            $clock,
+            " - $2)
+                OR EXISTS (
+                    SELECT 1 FROM task_live l
+                    WHERE l.node IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = l.node AND n.dead = 0))
+                OR EXISTS (
+                    SELECT 1 FROM task_inputs i
+                    WHERE i.node IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = i.node AND n.dead = 0))
+                OR EXISTS (
+                    SELECT 1 FROM sessions s
+                    WHERE s.stream_node IS NOT NULL
+                        AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = s.stream_node AND n.dead = 0))
+                OR EXISTS (
+                    SELECT 1 FROM resource_subscriptions r
+                    JOIN sessions s ON s.id = r.session AND s.context = r.context
+                    WHERE NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = r.node AND n.dead = 0))
+                THEN 1 ELSE 0 END AS BIGINT) AS lost"
+        )
+    };
+}
+pub(super) use lost;
+
 impl<D: Dialect> SqlStore<D> {
     pub(super) async fn add_node(&self, node: NodeId) -> Result<Timestamp> {
         let rows = self.write_returning("store.register_node", D::REGISTER_NODE, args![node]).await?;
@@ -38,9 +66,14 @@ impl<D: Dialect> SqlStore<D> {
         .await
     }
 
+    pub(super) async fn has_lost(&self, judge: NodeId, age: Duration) -> Result<bool> {
+        let rows = self.read("store.anything_lost", D::LOST, args![judge, micros(age)]).await?;
+        let row = rows.first().ok_or_else(|| Fault::broken("what is lost was not answered"))?;
+        Ok(row.int("lost")? == 1)
+    }
+
     pub(super) async fn bury(&self, judge: NodeId, age: Duration) -> Result<Vec<NodeId>> {
-        let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
-        let rows = self.write_returning("store.declare_dead", D::DECLARE_DEAD, args![judge, age]).await?;
+        let rows = self.write_returning("store.declare_dead", D::DECLARE_DEAD, args![judge, micros(age)]).await?;
         Ok(rows.iter().map(|row| row.uuid("id").map(NodeId::from_uuid)).collect::<std::result::Result<_, _>>()?)
     }
 
@@ -51,4 +84,8 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn forget(&self, before: Timestamp) -> Result<u64> {
         self.write("store.forget_nodes", FORGET, args![before]).await
     }
+}
+
+fn micros(age: Duration) -> i64 {
+    i64::try_from(age.as_micros()).unwrap_or(i64::MAX)
 }

@@ -12,7 +12,7 @@ macro_rules! details_columns {
     () => {
         concat!(
             task_columns!(),
-            ", t.upstream, t.upstream_tool, c.tenant, l.node, COALESCE(l.attempt, o.attempt) AS attempt"
+            ", t.parked, t.upstream, t.upstream_tool, c.tenant, l.node, COALESCE(l.attempt, o.attempt) AS attempt"
         )
     };
 }
@@ -27,10 +27,11 @@ macro_rules! details_joins {
 }
 
 statements! {
-    /// Has no index of its own, which every creation would pay for: the whole table is read, but only a page is joined.
+    /// Without calls that are no tasks, as lists of callers. Has no index of its own, which every creation would pay for: the
+    /// whole table is read, but only a page is joined.
     ALL = concat!(
         "SELECT ", details_columns!(), "
-         FROM (SELECT * FROM tasks WHERE (created, id) < ($1, $2) ORDER BY created DESC, id DESC LIMIT $3)",
+         FROM (SELECT * FROM tasks WHERE parked = 0 AND (created, id) < ($1, $2) ORDER BY created DESC, id DESC LIMIT $3)",
         details_joins!(),
         " ORDER BY t.created DESC, t.id DESC"
     );
@@ -56,6 +57,7 @@ impl<D: Dialect> SqlStore<D> {
 fn read<R: Cells>(row: &R) -> std::result::Result<TaskDetails, Fault> {
     Ok(TaskDetails {
         task: read_task(row)?,
+        parked: row.int("parked")? == 1,
         tenant: row.maybe_text("tenant")?.unwrap_or_default(),
         upstream: row.text("upstream")?,
         upstream_tool: row.text("upstream_tool")?,

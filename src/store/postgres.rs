@@ -8,7 +8,11 @@ use sqlx::Arguments as _;
 use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
 
 use super::dialect::{Dialect, Many, bind, cells};
+use super::nodes::lost;
 use super::sql::{Arg, Args, claim_columns, task_columns};
+
+mod inputs;
+mod watch;
 
 /// See [`Dialect`].
 pub struct PostgresDialect;
@@ -29,7 +33,7 @@ impl Dialect for PostgresDialect {
     const BEGIN: &'static str = "BEGIN";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
     const WATCH: Option<&'static str> = None;
-    const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+    const WATCH_INTERVAL: Duration = Duration::from_millis(300);
     const DEADLINE: Duration = Duration::from_secs(5);
 
     const CLOCK: &'static str = concat!("SELECT ", clock!(), " AS now");
@@ -49,6 +53,8 @@ impl Dialect for PostgresDialect {
         " - $2 RETURNING id"
     );
 
+    const LOST: &'static str = lost!(clock!());
+
     const PICK_WAITING: &'static str = "
         SELECT task FROM task_live
         WHERE node IS NULL AND not_before <= $1
@@ -60,31 +66,35 @@ impl Dialect for PostgresDialect {
             SELECT * FROM unnest(
                 $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
                 $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[]
+                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[]
             ) AS w (
                 id, context, session, tool, upstream, upstream_tool, message, created,
                 granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-                params, node, token, hard_end
+                params, node, token, hard_end, idempotency_key, digest, parked
             )
         ), made AS (
             INSERT INTO tasks (
                 id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
-                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token
+                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                idempotency_key, digest, parked
             )
             SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
-                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token
+                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                idempotency_key, digest, parked
             FROM new
+            ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING id
         ), asked AS (
-            INSERT INTO task_requests (task, params) SELECT id, params FROM new
+            INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n JOIN made m ON m.id = n.id
         ), live AS (
-            INSERT INTO task_live (task, node, token, attempt, not_before, claimed, hard_end)
-            SELECT id, node, token, CASE WHEN node IS NULL THEN 0 ELSE 1 END, created,
-                CASE WHEN node IS NULL THEN NULL ELSE created END, hard_end
-            FROM new
+            INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end)
+            SELECT n.id, n.session, n.node, n.token, CASE WHEN n.node IS NULL THEN 0 ELSE 1 END, n.created,
+                CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end
+            FROM new n JOIN made m ON m.id = n.id
         )
         SELECT id FROM made"];
 
+    // The questions of the ended are found by an array: a join may begin with all open questions there are.
     const END: Many = &["
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest(
@@ -92,7 +102,7 @@ impl Dialect for PostgresDialect {
                 $9::uuid[]
             ) AS w (id, context, lease, status, message, now, expires, outcome, writer)
         ), locked AS MATERIALIZED (
-            SELECT l.task, l.attempt
+            SELECT l.task, l.attempt, l.open_inputs
             FROM task_live l JOIN wanted w ON w.id = l.task AND (w.lease IS NULL OR w.lease = l.token)
             ORDER BY l.task FOR UPDATE OF l
         ), done AS (
@@ -101,14 +111,20 @@ impl Dialect for PostgresDialect {
             FROM wanted w JOIN locked k ON k.task = w.id
             WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
-                t.poll_interval, w.expires, w.outcome, w.writer, k.attempt
+                t.poll_interval, t.session, t.progress_token, t.progress, w.expires, w.outcome, w.writer, k.attempt,
+                k.open_inputs
         ), kept AS (
             INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
             SELECT id, writer, attempt, expires, outcome FROM done
         ), gone AS (
             DELETE FROM task_live l USING done d WHERE l.task = d.id
+        ), withdrawn AS (
+            UPDATE task_inputs SET state = 3, node = NULL
+            WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state = 0
         )
-        SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, expires FROM done"];
+        SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
+            progress_token, progress, expires
+        FROM done"];
 
     const WRITTEN: Many = &[concat!(
         "SELECT ",
@@ -120,37 +136,49 @@ impl Dialect for PostgresDialect {
 
     const NOTE: Many = &["
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[]) AS w (id, lease, message, now)
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bigint[])
+                AS w (id, lease, message, progress, now)
         ), locked AS MATERIALIZED (
-            SELECT l.task, w.message, w.now
+            SELECT l.task, w.message, w.progress, w.now
             FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
             ORDER BY l.task FOR UPDATE OF l
-        ), changed AS (
-            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
-            FROM locked k
-            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
         )
-        SELECT task AS id FROM locked"];
+        UPDATE tasks t
+        SET message = CASE t.status WHEN 1 THEN t.message ELSE k.message END,
+            progress = COALESCE(k.progress, t.progress),
+            progress_at = CASE WHEN k.progress IS NULL THEN t.progress_at ELSE k.now END,
+            updated = CASE WHEN t.status <> 1 AND t.message IS DISTINCT FROM k.message THEN GREATEST(k.now, t.updated + 1)
+                ELSE t.updated END
+        FROM locked k
+        WHERE t.id = k.task AND t.status IN (0, 1)
+        RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval,
+            t.session, t.progress_token, t.progress, NULL::bigint AS expires"];
 
     const RELEASE: Many = &["
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[])
-                AS w (id, lease, not_before, uncounted, message, now)
-        ), locked AS MATERIALIZED (
-            SELECT l.task, w.not_before, w.uncounted, w.message, w.now
-            FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
-            ORDER BY l.task FOR UPDATE OF l
+            SELECT * FROM unnest(
+                $1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[]
+            ) AS w (id, lease, not_before, uncounted, keeps, message, now)
         ), released AS (
             UPDATE task_live l
-            SET node = NULL, token = NULL, claimed = NULL, not_before = k.not_before,
-                attempt = GREATEST(0, l.attempt - k.uncounted)
-            FROM locked k WHERE l.task = k.task
+            SET node = NULL, token = NULL, claimed = NULL, not_before = w.not_before,
+                attempt = GREATEST(0, l.attempt - w.uncounted),
+                open_inputs = CASE WHEN w.keeps = 1 THEN l.open_inputs ELSE 0 END
+            FROM wanted w WHERE l.task = w.id AND l.token = w.lease
+            RETURNING l.task, w.keeps, w.message, w.now
+        ), withdrawn AS (
+            UPDATE task_inputs SET state = 3, node = NULL
+            WHERE task = ANY (ARRAY(SELECT task FROM released WHERE keeps = 0)) AND state = 0
+        ), back AS (
+            UPDATE tasks t SET status = 0, message = k.message, updated = GREATEST(k.now, t.updated + 1)
+            FROM released k
+            WHERE k.keeps = 0 AND t.id = k.task AND t.status = 1
         ), changed AS (
             UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
-            FROM locked k
-            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+            FROM released k
+            WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         )
-        SELECT task AS id FROM locked"];
+        SELECT task AS id FROM released"];
 
     const NOTE_WAITING: Many = &["
         WITH wanted AS MATERIALIZED (
@@ -163,7 +191,7 @@ impl Dialect for PostgresDialect {
         )
         UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
         FROM locked k
-        WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+        WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         RETURNING t.id"];
 
     const TAKE: Many = &["
@@ -178,7 +206,7 @@ impl Dialect for PostgresDialect {
         ), changed AS (
             UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
             FROM taken k
-            WHERE t.id = k.task AND t.status IN (0, 1) AND t.message IS DISTINCT FROM k.message
+            WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         )
         SELECT task AS id FROM taken"];
 
@@ -188,14 +216,15 @@ impl Dialect for PostgresDialect {
         " FROM unnest($1::uuid[], $2::uuid[]) AS w (id, token)
           JOIN task_live l ON l.task = w.id AND l.token = w.token
           LEFT JOIN tasks t ON t.id = l.task
-          LEFT JOIN task_requests r ON r.task = l.task"
+          LEFT JOIN task_requests r ON r.task = l.task
+          LEFT JOIN upstream_tasks u ON u.task = l.task"
     )];
 
     const FIND: Many = &[concat!(
         "SELECT ",
         task_columns!(),
         " FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
-          JOIN tasks t ON t.context = w.context AND t.id = w.id
+          JOIN tasks t ON t.context = w.context AND t.id = w.id AND t.parked = 0
           LEFT JOIN task_outcomes o ON o.task = t.id"
     )];
 
@@ -204,11 +233,36 @@ impl Dialect for PostgresDialect {
         task_columns!(),
         ", o.outcome
           FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
-          JOIN tasks t ON t.context = w.context AND t.id = w.id
+          JOIN tasks t ON t.context = w.context AND t.id = w.id AND t.parked = 0
           LEFT JOIN task_outcomes o ON o.task = t.id"
     )];
 
-    const LIVE: Many = &["SELECT l.task AS id FROM unnest($1::uuid[]) AS w (id) JOIN task_live l ON l.task = w.id"];
+    const TASKS: Many = &[concat!(
+        "SELECT ",
+        task_columns!(),
+        " FROM unnest($1::uuid[]) AS w (id)
+          JOIN tasks t ON t.id = w.id
+          LEFT JOIN task_outcomes o ON o.task = t.id"
+    )];
+
+    const LOCK_LIVE: Many = inputs::LOCK_LIVE;
+    const ASKED_BEFORE: Many = inputs::ASKED_BEFORE;
+    const ASK: Many = inputs::ASK;
+    const ADOPT: Many = inputs::ADOPT;
+    const ANSWER: Many = inputs::ANSWER;
+    const ANSWERED: Many = inputs::ANSWERED;
+    const NEWEST_OPEN: Many = inputs::NEWEST_OPEN;
+    const ONE_LESS: Many = inputs::ONE_LESS;
+    const HOLD: Many = inputs::HOLD;
+    const LAST_DELIVERIES: Many = inputs::LAST_DELIVERIES;
+    const TASKS_OF_DELIVERIES: Many = inputs::TASKS_OF_DELIVERIES;
+    const LET_GO: Many = inputs::LET_GO;
+    const LET_GO_DEAD: Many = inputs::LET_GO_DEAD;
+    const NEWS: &'static str = watch::NEWS;
+
+    const SESSION_STREAMS: Many = &["
+        SELECT s.id, s.context, s.last_used, s.stream_node, s.stream
+        FROM unnest($1::uuid[]) AS w (id) JOIN sessions s ON s.id = w.id"];
 
     const TOKENS: Many = &["
         SELECT k.id, k.context, k.name, k.hash, k.created, k.expires, k.revoked, c.tenant
@@ -226,6 +280,12 @@ impl Dialect for PostgresDialect {
             DELETE FROM tasks t USING due d WHERE t.id = d.task AND t.status NOT IN (0, 1) RETURNING t.id
         ), asked AS (
             DELETE FROM task_requests r USING gone g WHERE r.task = g.id
+        ), inputs AS (
+            DELETE FROM task_inputs i USING gone g WHERE i.task = g.id
+        ), deliveries AS (
+            DELETE FROM input_deliveries d USING gone g WHERE d.task = g.id
+        ), handed AS (
+            DELETE FROM upstream_tasks u USING gone g WHERE u.task = g.id
         ), ended AS (
             DELETE FROM task_outcomes o USING gone g WHERE o.task = g.id
         )
@@ -239,12 +299,20 @@ impl Dialect for PostgresDialect {
         )
         DELETE FROM sessions s USING due d WHERE s.id = d.id RETURNING s.id"];
 
+    const REAP_SIGNALS: Many = &["
+        WITH due AS MATERIALIZED (
+            SELECT id FROM signals WHERE created < ($1::bigint[])[1]
+            ORDER BY created, id LIMIT ($2::bigint[])[1]
+            FOR UPDATE SKIP LOCKED
+        )
+        DELETE FROM signals s USING due d WHERE s.id = d.id RETURNING s.id"];
+
     async fn fetch(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<Vec<PgRow>, sqlx::Error> {
-        sqlx::query_with(sql, bind::<PgArguments>(args)?).fetch_all(connection).await
+        sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).fetch_all(connection).await
     }
 
     async fn execute(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<u64, sqlx::Error> {
-        Ok(sqlx::query_with(sql, bind::<PgArguments>(args)?).execute(connection).await?.rows_affected())
+        Ok(sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).execute(connection).await?.rows_affected())
     }
 
     fn many(
@@ -258,6 +326,10 @@ impl Dialect for PostgresDialect {
             sqlx::query_with(*sql, arrays).fetch(connection).try_collect().await
         }
     }
+}
+
+fn add_list(arguments: &mut PgArguments, ids: Vec<uuid::Uuid>) -> Result<(), sqlx::error::BoxDynError> {
+    arguments.add(ids)
 }
 
 /// The rows as one array a column; `None` for no rows. Each column has one variant of [`Arg`] in all rows.
@@ -304,6 +376,7 @@ impl Column {
             Arg::Text(_) => Self::Text(Vec::with_capacity(count)),
             Arg::Uuid(_) => Self::Uuid(Vec::with_capacity(count)),
             Arg::Bytes(_) => Self::Bytes(Vec::with_capacity(count)),
+            Arg::Uuids(_) => unreachable!("a batch has no lists in its rows"),
         }
     }
 

@@ -15,14 +15,21 @@ mod tests {
         ("catalog.rs", catalog::STATEMENTS),
         ("claims.rs", claims::STATEMENTS),
         ("contexts.rs", contexts::STATEMENTS),
+        ("deliveries.rs", deliveries::STATEMENTS),
+        ("inputs.rs", inputs::STATEMENTS),
+        ("keyed.rs", keyed::STATEMENTS),
         ("keys.rs", keys::STATEMENTS),
         ("migrate.rs", migrate::STATEMENTS),
         ("nodes.rs", nodes::STATEMENTS),
         ("operators.rs", operators::STATEMENTS),
         ("retention.rs", retention::STATEMENTS),
+        ("rounds.rs", rounds::STATEMENTS),
         ("sessions.rs", sessions::STATEMENTS),
+        ("signals.rs", signals::STATEMENTS),
+        ("subscriptions.rs", subscriptions::STATEMENTS),
         ("tasks.rs", tasks::STATEMENTS),
         ("tokens.rs", tokens::STATEMENTS),
+        ("upstream_tasks.rs", upstream_tasks::STATEMENTS),
     ];
 
     fn all<D: Dialect>() -> impl Iterator<Item = &'static str> {
@@ -35,6 +42,7 @@ mod tests {
         let mut with_statements: Vec<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap())
+            .filter(|entry| entry.path().is_file())
             .filter(|entry| std::fs::read_to_string(entry.path()).unwrap().contains("\nstatements! {"))
             .map(|entry| entry.file_name().into_string().unwrap())
             .collect();

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::domain::clock::Timestamp;
-use crate::domain::ids::{ContextId, LeaseToken, NodeId, SessionId, TaskId, TokenId};
+use crate::domain::ids::{ContextId, DeliveryId, InputId, LeaseToken, NodeId, SessionId, StreamId, TaskId, TokenId};
 use crate::domain::json::RawJson;
 
 /// One argument of a statement. All are nullable, so that a batch can be turned into columns by the variant alone.
@@ -17,6 +17,8 @@ pub enum Arg {
     Text(Option<Arc<str>>),
     Uuid(Option<Uuid>),
     Bytes(Option<Vec<u8>>),
+    /// A list, each database's in its own form. Not for batches.
+    Uuids(Vec<Uuid>),
 }
 
 pub type Args = Vec<Arg>;
@@ -41,16 +43,19 @@ pub(super) use statements;
 /// What a task is read from: `t` is its row in `tasks`, `o` that in `task_outcomes`, if there is one.
 macro_rules! task_columns {
     () => {
-        "t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval, o.expires"
+        "t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval, \
+         t.session, t.progress_token, t.progress, o.expires"
     };
 }
 pub(super) use task_columns;
 
-/// What a claim is read from: `l` is its row in `task_live`, `t` that in `tasks`, `r` that in `task_requests`.
+/// What a claim is read from: `l` is its row in `task_live`, `t` that in `tasks`, `r` that in `task_requests`, `u` that
+/// in `upstream_tasks`, if there is one.
 macro_rules! claim_columns {
     () => {
         "l.task, l.node, l.token, l.attempt, l.claimed, l.hard_end, t.context, t.tool, t.upstream, t.upstream_tool, \
-         t.created, t.granted_ttl, t.restart, t.attempts_allowed, t.run_limit, r.params"
+         t.created, t.granted_ttl, t.restart, t.attempts_allowed, t.run_limit, t.session, t.capabilities, r.params, \
+         u.upstream_id, u.upstream_session, u.revision"
     };
 }
 pub(super) use claim_columns;
@@ -58,9 +63,14 @@ pub(super) use claim_columns;
 /// A row's cells by the names of their columns.
 pub trait Cells: Send {
     fn maybe_int(&self, column: &str) -> Result<Option<i64>, Fault>;
-    fn maybe_text(&self, column: &str) -> Result<Option<String>, Fault>;
+    /// As it lies in the row.
+    fn maybe_str(&self, column: &str) -> Result<Option<&str>, Fault>;
     fn maybe_uuid(&self, column: &str) -> Result<Option<Uuid>, Fault>;
     fn maybe_bytes(&self, column: &str) -> Result<Option<Vec<u8>>, Fault>;
+
+    fn maybe_text(&self, column: &str) -> Result<Option<String>, Fault> {
+        Ok(self.maybe_str(column)?.map(str::to_owned))
+    }
 
     fn int(&self, column: &str) -> Result<i64, Fault> {
         self.maybe_int(column)?.ok_or_else(|| missing(column))
@@ -92,15 +102,18 @@ pub trait Cells: Send {
 
     /// Stored JSON. It was checked when it came in; this look at its ends finds rows that were cut or overwritten.
     fn json(&self, column: &str) -> Result<RawJson, Fault> {
-        carried(column, self.text(column)?)
+        self.maybe_json(column)?.ok_or_else(|| missing(column))
     }
 
     fn maybe_json(&self, column: &str) -> Result<Option<RawJson>, Fault> {
-        self.maybe_text(column)?.map(|text| carried(column, text)).transpose()
+        self.maybe_str(column)?.map(|text| carried(column, text)).transpose()
     }
 }
 
-fn carried(column: &str, text: String) -> Result<RawJson, Fault> {
+/// Blocks that the search for line breaks looks at as a whole: results may be large.
+const BLOCK: usize = 64;
+
+fn carried(column: &str, text: &str) -> Result<RawJson, Fault> {
     let ends = (text.as_bytes().first(), text.as_bytes().last());
     let whole = match ends {
         (Some(b'{'), Some(b'}')) | (Some(b'['), Some(b']')) => true,
@@ -108,7 +121,8 @@ fn carried(column: &str, text: String) -> Result<RawJson, Fault> {
         (Some(first), Some(last)) => first.is_ascii_alphanumeric() | (*first == b'-') && last.is_ascii_alphanumeric(),
         _ => false,
     };
-    if whole && !text.contains(['\n', '\r']) {
+    let breaks = |block: &[u8]| block.iter().fold(false, |found, &byte| found | (byte == b'\n') | (byte == b'\r'));
+    if whole && !text.as_bytes().chunks(BLOCK).any(breaks) {
         Ok(RawJson::trusted(text))
     } else {
         Err(Fault::broken(format!("column {column} holds no JSON value")))
@@ -251,7 +265,16 @@ arg_from! {
     LeaseToken => Uuid(value) value.as_uuid();
     SessionId => Uuid(value) value.as_uuid();
     TokenId => Uuid(value) value.as_uuid();
+    InputId => Uuid(value) value.as_uuid();
+    DeliveryId => Uuid(value) value.as_uuid();
+    StreamId => Uuid(value) value.as_uuid();
     Vec<u8> => Bytes(value) value;
+}
+
+impl From<Vec<Uuid>> for Arg {
+    fn from(ids: Vec<Uuid>) -> Self {
+        Self::Uuids(ids)
+    }
 }
 
 #[cfg(test)]
@@ -274,10 +297,10 @@ mod tests {
     #[test]
     fn a_cut_value_is_not_taken_for_json() {
         for text in [r#"{"a":1}"#, "[]", r#""x""#, "-1", "12", "null"] {
-            assert!(carried("x", text.to_owned()).is_ok(), "{text}");
+            assert!(carried("x", text).is_ok(), "{text}");
         }
         for text in ["", "{", r#"{"a":"#, "\"", "{}\n", "garbage!"] {
-            assert!(carried("x", text.to_owned()).is_err(), "{text}");
+            assert!(carried("x", text).is_err(), "{text}");
         }
     }
 }

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
+use sqlx::Arguments as _;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
+use super::nodes::lost;
 use super::sql::{Args, claim_columns, task_columns};
+
+mod inputs;
+mod watch;
 
 /// See [`Dialect`].
 pub struct SqliteDialect;
@@ -19,6 +24,7 @@ macro_rules! clock {
 }
 
 /// Sets the message `$3` at the time `$4` where it differs.
+/// A task that waits for input keeps the message that says what for.
 macro_rules! change_message {
     ($id:literal, $message:literal, $now:literal) => {
         concat!(
@@ -28,7 +34,7 @@ macro_rules! change_message {
             $now,
             ", updated + 1) WHERE id = ",
             $id,
-            " AND status IN (0, 1) AND message IS NOT ",
+            " AND status = 0 AND message IS NOT ",
             $message
         )
     };
@@ -61,6 +67,8 @@ impl Dialect for SqliteDialect {
         " - $2 RETURNING id"
     );
 
+    const LOST: &'static str = lost!(clock!());
+
     const PICK_WAITING: &'static str = "
         SELECT task FROM task_live
         WHERE node IS NULL AND not_before <= $1
@@ -69,12 +77,14 @@ impl Dialect for SqliteDialect {
     const CREATE: Many = &[
         "INSERT INTO tasks (
             id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
-            granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token
-        ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8, 0, $9, $10, $11, $12, $13, $14, $15)
+            granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+            idempotency_key, digest, parked
+        ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8, 0, $9, $10, $11, $12, $13, $14, $15, $20, $21, $22)
+        ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id",
         "INSERT INTO task_requests (task, params) VALUES ($1, $16)",
-        "INSERT INTO task_live (task, node, token, attempt, not_before, claimed, hard_end)
-        VALUES ($1, $17, $18, CASE WHEN $17 IS NULL THEN 0 ELSE 1 END, $8,
+        "INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end)
+        VALUES ($1, $3, $17, $18, CASE WHEN $17 IS NULL THEN 0 ELSE 1 END, $8,
             CASE WHEN $17 IS NULL THEN NULL ELSE $8 END, $19)",
     ];
 
@@ -82,9 +92,11 @@ impl Dialect for SqliteDialect {
         "UPDATE tasks SET status = $4, message = $5, ended = $6, updated = MAX($6, updated + 1)
         WHERE id = $1 AND status IN (0, 1) AND ($2 IS NULL OR context = $2)
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND ($3 IS NULL OR l.token = $3))
-        RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, $7 AS expires",
+        RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
+            progress_token, progress, $7 AS expires",
         "INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
         SELECT task, $9, attempt, $7, $8 FROM task_live WHERE task = $1",
+        "UPDATE task_inputs SET state = 3, node = NULL WHERE task = $1 AND state = 0",
         "DELETE FROM task_live WHERE task = $1",
     ];
 
@@ -94,15 +106,25 @@ impl Dialect for SqliteDialect {
         " FROM task_outcomes o JOIN tasks t ON t.id = o.task WHERE o.task = $1 AND o.token = $2"
     )];
 
-    const NOTE: Many =
-        &["SELECT task AS id FROM task_live WHERE task = $1 AND token = $2", change_message!("$1", "$3", "$4")];
+    const NOTE: Many = &["
+        UPDATE tasks
+        SET message = CASE status WHEN 1 THEN message ELSE $3 END, progress = COALESCE($4, progress),
+            progress_at = CASE WHEN $4 IS NULL THEN progress_at ELSE $5 END,
+            updated = CASE WHEN status <> 1 AND message IS NOT $3 THEN MAX($5, updated + 1) ELSE updated END
+        WHERE id = $1 AND status IN (0, 1) AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.token = $2)
+        RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
+            progress_token, progress, NULL AS expires"];
 
     const RELEASE: Many = &[
         "UPDATE task_live
-        SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4)
+        SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4),
+            open_inputs = CASE WHEN $5 = 1 THEN open_inputs ELSE 0 END
         WHERE task = $1 AND token = $2
         RETURNING task AS id",
-        change_message!("$1", "$5", "$6"),
+        "UPDATE task_inputs SET state = 3, node = NULL WHERE $5 = 0 AND task = $1 AND state = 0",
+        "UPDATE tasks SET status = 0, message = $6, updated = MAX($7, updated + 1)
+        WHERE $5 = 0 AND id = $1 AND status = 1",
+        change_message!("$1", "$6", "$7"),
     ];
 
     const NOTE_WAITING: Many =
@@ -121,22 +143,46 @@ impl Dialect for SqliteDialect {
         " FROM task_live l
           LEFT JOIN tasks t ON t.id = l.task
           LEFT JOIN task_requests r ON r.task = l.task
+          LEFT JOIN upstream_tasks u ON u.task = l.task
           WHERE l.task = $1 AND l.token = $2"
     )];
 
     const FIND: Many = &[concat!(
         "SELECT ",
         task_columns!(),
-        " FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id WHERE t.context = $1 AND t.id = $2"
+        " FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
+          WHERE t.context = $1 AND t.id = $2 AND t.parked = 0"
     )];
 
     const FIND_OUTCOME: Many = &[concat!(
         "SELECT ",
         task_columns!(),
-        ", o.outcome FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id WHERE t.context = $1 AND t.id = $2"
+        ", o.outcome FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
+          WHERE t.context = $1 AND t.id = $2 AND t.parked = 0"
     )];
 
-    const LIVE: Many = &["SELECT task AS id FROM task_live WHERE task = $1"];
+    const TASKS: Many = &[concat!(
+        "SELECT ",
+        task_columns!(),
+        " FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id WHERE t.id = $1"
+    )];
+
+    const LOCK_LIVE: Many = inputs::LOCK_LIVE;
+    const ASKED_BEFORE: Many = inputs::ASKED_BEFORE;
+    const ASK: Many = inputs::ASK;
+    const ADOPT: Many = inputs::ADOPT;
+    const ANSWER: Many = inputs::ANSWER;
+    const ANSWERED: Many = inputs::ANSWERED;
+    const NEWEST_OPEN: Many = inputs::NEWEST_OPEN;
+    const ONE_LESS: Many = inputs::ONE_LESS;
+    const HOLD: Many = inputs::HOLD;
+    const LAST_DELIVERIES: Many = inputs::LAST_DELIVERIES;
+    const TASKS_OF_DELIVERIES: Many = inputs::TASKS_OF_DELIVERIES;
+    const LET_GO: Many = inputs::LET_GO;
+    const LET_GO_DEAD: Many = inputs::LET_GO_DEAD;
+    const NEWS: &'static str = watch::NEWS;
+
+    const SESSION_STREAMS: Many = &["SELECT id, context, last_used, stream_node, stream FROM sessions WHERE id = $1"];
 
     const TOKENS: Many = &["
         SELECT k.id, k.context, k.name, k.hash, k.created, k.expires, k.revoked, c.tenant
@@ -151,6 +197,15 @@ impl Dialect for SqliteDialect {
         "DELETE FROM task_requests
         WHERE task IN (SELECT task FROM task_outcomes WHERE expires <= $1 ORDER BY expires, task LIMIT $2)
             AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = task_requests.task)",
+        "DELETE FROM task_inputs
+        WHERE task IN (SELECT task FROM task_outcomes WHERE expires <= $1 ORDER BY expires, task LIMIT $2)
+            AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = task_inputs.task)",
+        "DELETE FROM input_deliveries
+        WHERE task IN (SELECT task FROM task_outcomes WHERE expires <= $1 ORDER BY expires, task LIMIT $2)
+            AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = input_deliveries.task)",
+        "DELETE FROM upstream_tasks
+        WHERE task IN (SELECT task FROM task_outcomes WHERE expires <= $1 ORDER BY expires, task LIMIT $2)
+            AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = upstream_tasks.task)",
         "DELETE FROM task_outcomes
         WHERE task IN (SELECT task FROM task_outcomes WHERE expires <= $1 ORDER BY expires, task LIMIT $2)
             AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = task_outcomes.task)",
@@ -160,16 +215,20 @@ impl Dialect for SqliteDialect {
         WHERE id IN (SELECT id FROM sessions WHERE last_used < $1 ORDER BY last_used, id LIMIT $2)
         RETURNING id"];
 
+    const REAP_SIGNALS: Many = &["DELETE FROM signals
+        WHERE id IN (SELECT id FROM signals WHERE created < $1 ORDER BY created, id LIMIT $2)
+        RETURNING id"];
+
     async fn fetch(
         connection: &mut SqliteConnection,
         sql: &'static str,
         args: Args,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        sqlx::query_with(sql, bind::<SqliteArguments>(args)?).fetch_all(connection).await
+        sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).fetch_all(connection).await
     }
 
     async fn execute(connection: &mut SqliteConnection, sql: &'static str, args: Args) -> Result<u64, sqlx::Error> {
-        Ok(sqlx::query_with(sql, bind::<SqliteArguments>(args)?).execute(connection).await?.rows_affected())
+        Ok(sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).execute(connection).await?.rows_affected())
     }
 
     async fn many(
@@ -191,4 +250,9 @@ impl Dialect for SqliteDialect {
         }
         Ok(answers)
     }
+}
+
+/// One BLOB, sixteen bytes an id.
+fn add_list(arguments: &mut SqliteArguments, ids: Vec<uuid::Uuid>) -> Result<(), sqlx::error::BoxDynError> {
+    arguments.add(ids.into_iter().flat_map(uuid::Uuid::into_bytes).collect::<Vec<u8>>())
 }

@@ -15,7 +15,7 @@ use super::sql_store::{SqlStore, Write};
 use super::{End, Ended, Finish, Result, StoreError};
 use crate::domain::clock::Timestamp;
 use crate::domain::cursor::Position;
-use crate::domain::ids::{ContextId, LeaseToken, TaskId};
+use crate::domain::ids::{ContextId, LeaseToken, SessionId, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::retention::Ttl;
 use crate::domain::task::{Status, Task};
@@ -27,7 +27,7 @@ statements! {
     LIST = concat!(
         "SELECT ", task_columns!(), "
          FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
-         WHERE t.context = $1 AND (t.created, t.id) < ($2, $3)
+         WHERE t.context = $1 AND t.parked = 0 AND (t.created, t.id) < ($2, $3)
             AND (o.expires IS NULL OR o.expires > $4)
          ORDER BY t.created DESC, t.id DESC LIMIT $5"
     );
@@ -39,7 +39,7 @@ const MOST_OUTCOMES: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl<D: Dialect> SqlStore<D> {
-    pub(super) async fn create_task(&self, context: ContextId, new: NewTask) -> Result<()> {
+    pub(super) async fn create_task(&self, context: ContextId, new: NewTask) -> Result<bool> {
         let item = Create { context, new };
         self.gather(|reply| Write::Create(Box::new(Job { item, reply }))).await
     }
@@ -92,6 +92,9 @@ pub(super) fn read_task<R: Cells>(row: &R) -> std::result::Result<Task, Fault> {
         granted: Ttl::from_milliseconds(row.maybe_int("granted_ttl")?),
         poll_interval_ms: row.int("poll_interval")?,
         expires: row.maybe_time("expires")?,
+        session: row.maybe_uuid("session")?.map(SessionId::from_uuid),
+        progress_token: row.maybe_json("progress_token")?,
+        progress: row.maybe_json("progress")?,
     })
 }
 
@@ -145,29 +148,36 @@ impl Create {
             node,
             token,
             new.hard_end,
+            new.keyed.as_ref().and_then(|keyed| keyed.key.as_deref().map(clean)),
+            new.keyed.as_ref().map(|keyed| keyed.digest.clone()),
+            new.keyed.as_ref().is_some_and(|keyed| keyed.parked),
         ]
     }
 }
 
 impl Kind for Create {
-    type Answer = ();
+    /// False if its key is another row's.
+    type Answer = bool;
 
     fn key(&self) -> Uuid {
         self.new.id.as_uuid()
     }
 
-    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<()>, Fault> {
-        session.write_many(D::CREATE, items.iter().map(Self::args).collect()).await?;
-        Ok(vec![(); items.len()])
+    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
+        let made = ids(&session.write_many(D::CREATE, items.iter().map(Self::args).collect()).await?)?;
+        Ok(items.iter().map(|item| made.contains(&item.key())).collect())
     }
 
     /// Ids are made before the batch and are nobody else's, so a row that is there is this one.
-    async fn commit_again<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<()>, Fault> {
-        let wanted = items.iter().map(|item| args![item.context, item.new.id]).collect();
-        let landed = ids(&session.read_many(D::FIND, wanted).await?)?;
+    async fn commit_again<D: Dialect>(
+        session: &mut Session<D>,
+        items: &[Self],
+    ) -> std::result::Result<Vec<bool>, Fault> {
+        let wanted = items.iter().map(|item| args![item.new.id]).collect();
+        let mut landed = ids(&session.read_many(D::TASKS, wanted).await?)?;
         let missing = items.iter().filter(|item| !landed.contains(&item.key())).map(Self::args).collect();
-        session.write_many(D::CREATE, missing).await?;
-        Ok(vec![(); items.len()])
+        landed.extend(ids(&session.write_many(D::CREATE, missing).await?)?);
+        Ok(items.iter().map(|item| landed.contains(&item.key())).collect())
     }
 }
 
@@ -242,7 +252,7 @@ impl Kind for EndTask {
     }
 }
 
-fn by_id<R: Cells>(rows: &[R]) -> std::result::Result<HashMap<TaskId, Task>, Fault> {
+pub(super) fn by_id<R: Cells>(rows: &[R]) -> std::result::Result<HashMap<TaskId, Task>, Fault> {
     rows.iter().map(|row| read_task(row).map(|task| (task.id, task))).collect()
 }
 
@@ -335,6 +345,7 @@ fn read_found<R: Cells>(row: &R, full: bool) -> std::result::Result<Found, Fault
 #[cfg(test)]
 mod tests {
     use crate::domain::outcome::Ending;
+    use crate::domain::task::Status;
     use crate::domain::transition::{Event, sources};
     use crate::store::dialect::statements;
     use crate::store::postgres::PostgresDialect;
@@ -343,14 +354,30 @@ mod tests {
     // req: LIFE-04
     #[test]
     fn the_guards_in_the_statements_are_the_transition_table() {
-        let codes: Vec<String> =
-            sources(Event::End(Ending::Cancelled)).map(|status| status.code().to_string()).collect();
-        let guard = format!("status IN ({})", codes.join(", "));
+        let codes = |event| -> Vec<String> { sources(event).map(|status| status.code().to_string()).collect() };
+        let one_of = |event| format!("status IN ({})", codes(event).join(", "));
+        let live = one_of(Event::End(Ending::Cancelled));
+        let working = format!("status = {}", Status::Working.code());
+        // What sets a status, the event that allows it, and how its guard is written; other changes are for the
+        // living, or of those for the ones that wait for nothing.
+        let rules = [
+            (format!("SET status = {}", Status::InputRequired.code()), one_of(Event::Ask)),
+            (
+                format!("SET status = {}", Status::Working.code()),
+                format!("status = {}", codes(Event::Answered).join(", ")),
+            ),
+        ];
         let all = statements::<PostgresDialect>().into_iter().chain(statements::<SqliteDialect>());
-        let changing: Vec<&str> = all.filter(|sql| sql.contains("UPDATE tasks")).collect();
-        assert!(changing.len() >= 10, "{}", changing.len());
-        for sql in changing {
-            assert_eq!(sql.matches("UPDATE tasks").count(), sql.matches(&guard).count(), "{sql}");
+        let updates: Vec<&str> =
+            all.flat_map(|sql| sql.split("UPDATE ")).filter(|sql| sql.starts_with("tasks")).collect();
+        assert!(updates.len() >= 18, "{}", updates.len());
+        for update in updates {
+            let (set, condition) = update.split_once("WHERE").expect("it has a condition");
+            let rule = rules.iter().find(|(change, _)| set.contains(change));
+            let guard = rule.map_or(&live, |(_, guard)| guard);
+            assert!(rule.is_some() || !set.contains("status = 0") && !set.contains("status = 1"), "{update}");
+            let narrower = rule.is_none() && condition.contains(&working);
+            assert!(narrower || condition.contains(guard), "{guard} is missing: UPDATE {update}");
         }
     }
 }

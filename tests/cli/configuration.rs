@@ -88,7 +88,10 @@ fn a_missing_file_is_named() {
 fn an_upstream_on_the_command_line_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     for (upstream, message) in [
-        ("No=x", "--upstream \"No\": expected NAME=COMMAND LINE, with 1 to 32 of a-z, 0-9 and - as the name"),
+        (
+            "No=x",
+            "--upstream \"No\": expected NAME=COMMAND LINE or NAME=URL, with 1 to 32 of a-z, 0-9 and - as the name",
+        ),
         ("a", "--upstream \"a\": expected NAME=COMMAND LINE"),
         ("python3 --key s3cret", "--upstream \"python3\": expected NAME=COMMAND LINE"),
         ("a='x", "--upstream a=...: expected a command line with balanced quotes"),

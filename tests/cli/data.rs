@@ -10,7 +10,7 @@ use taskhold::domain::ids::TaskId;
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::retention::Ttl;
-use taskhold::domain::work::NewTask;
+use taskhold::domain::work::{CallKey, NewTask};
 use taskhold::store::{self, DatabaseOptions};
 
 use super::run;
@@ -135,6 +135,10 @@ fn tasks_that_are_not_there_are_said_to_be_missing() {
 
 /// A task of the context of a new token, as the engine would make it.
 fn task(folder: &Path) -> (String, String) {
+    stored(folder, None)
+}
+
+fn stored(folder: &Path, keyed: Option<CallKey>) -> (String, String) {
     let token = json(folder, &["token", "create", "--name", "a", "--tenant", "acme", "--json"]);
     let context = token["context"].as_str().unwrap().to_owned();
     let url = format!("sqlite://{}", folder.join("taskhold.db").display());
@@ -156,6 +160,7 @@ fn task(folder: &Path) -> (String, String) {
         run_limit: Duration::from_secs(60),
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
+        keyed,
         claim: None,
     };
     let id = new.id.to_string();
@@ -176,6 +181,9 @@ fn operators_list_show_and_cancel_tasks_of_every_context() {
     let folder = folder.path();
     let (first, context) = task(folder);
     let (second, _) = task(folder);
+    // Calls that are stored and are no tasks are not shown as some.
+    let (call, _) = stored(folder, Some(CallKey { key: Some("k".to_owned()), digest: "d".to_owned(), parked: true }));
+    assert!(fails(folder, &["tasks", "show", &call]).contains(&format!("there is no task {call}")));
     let listed = json(folder, &["tasks", "list", "--json"]);
     let ids: Vec<&str> = listed.as_array().unwrap().iter().map(|task| task["id"].as_str().unwrap()).collect();
     assert_eq!(ids, [&second, &first], "newest first");

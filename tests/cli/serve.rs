@@ -167,6 +167,18 @@ fn a_plain_call_that_runs_gets_the_drain_period() {
     assert!(answer.contains(r#""text":"charged""#), "{answer}");
 }
 
+// req: KEEP-10
+#[test]
+fn a_plain_call_that_outlasts_the_drain_is_told_that_its_outcome_is_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("taskhold.toml"), "[server]\ndrain = \"0s\"\n").unwrap();
+    let Charging { serving, runtime, answer } = Charging::start(folder.path(), 60_000);
+    let (code, said) = serving.stop();
+    assert_eq!(code, Some(0), "{said}");
+    let answer = runtime.block_on(answer).unwrap().unwrap();
+    assert!(answer.contains("-32603") && answer.contains(r#""reason":"outcome_unknown""#), "{answer}");
+}
+
 #[test]
 fn a_second_signal_stops_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,4 +320,23 @@ fn a_request_without_a_caller_or_a_known_method_has_no_empty_fields_in_its_line(
         (line["http.status"].as_u64(), line.get("rpc.method"), line.get("auth.context")),
         (Some(401), None, None)
     );
+}
+
+// req: MOD-13
+#[test]
+fn a_request_that_belongs_to_a_trace_says_so_in_its_line() {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &["--auth", "none"]);
+    let body = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{{"_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{{}},"traceparent":"00-{TRACE}-00f067aa0ba902b7-01"}}}}}}"#
+    );
+    let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "tools/list")];
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let response = runtime.block_on(post(&serving.url, &headers, body));
+    assert_eq!(response.status().as_u16(), 200);
+    let (_, said) = serving.stop();
+    let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let line = lines.into_iter().find(|line| line["message"] == "request answered").unwrap();
+    assert_eq!((&line["rpc.method"], &line["trace.id"]), (&"tools/list".into(), &TRACE.into()));
 }

@@ -11,7 +11,9 @@ use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::mode::TaskMode;
 use taskhold::domain::retention::TtlRules;
 use taskhold::domain::task::{Status, Task};
-use taskhold::engine::{Caller, Engine, EngineParts, EngineRules, ToolCall};
+use taskhold::engine::{
+    Asked, Called, Caller, Engine, EngineParts, EngineRules, InputRules, Item, Refusal, RoundRules, ToolCall,
+};
 use taskhold::executor::Tool;
 
 use crate::support::database::TestDatabase;
@@ -63,6 +65,8 @@ impl World {
             auth: AuthContext::verified(id, None, Credential::Token(token)),
             session: None,
             capabilities: RawJson::trusted("{}"),
+            initialized: true,
+            takes_requests: true,
             tasks_enabled: true,
         }
     }
@@ -77,6 +81,7 @@ pub fn rules() -> EngineRules {
             min_retention: Duration::from_secs(600),
             hard_lifetime: Duration::from_secs(26 * 3600),
         },
+        grace: Duration::from_secs(5),
         poll_interval: Duration::from_secs(1),
         page_size: 3,
         slots: 8,
@@ -85,8 +90,21 @@ pub fn rules() -> EngineRules {
         attempts: 3,
         arguments_limit: 1000,
         message_limit: 100,
+        progress_interval: Duration::from_millis(1),
+        caller_grace: Duration::from_secs(60),
         waiters_per_context: 10,
+        subscriptions_per_session: 3,
         session_idle: Duration::from_secs(24 * 3600),
+        asking: 100,
+        input: InputRules {
+            timeout: None,
+            question_limit: 10_000,
+            answer_limit: 10_000,
+            open: 4,
+            questions: 8,
+            refused: 2,
+        },
+        rounds: RoundRules { timeout: Duration::from_secs(600), calls: 5 },
     }
 }
 
@@ -96,6 +114,13 @@ fn tools() -> Vec<Tool> {
         tool("again", TaskMode::Optional, RestartPolicy::Retry),
         tool("never", TaskMode::Never, RestartPolicy::Fail),
         tool("always", TaskMode::Always, RestartPolicy::Fail),
+        tool("eager", TaskMode::Eager, RestartPolicy::Fail),
+        Tool { ask_first: true, ..tool("asks first", TaskMode::Always, RestartPolicy::Fail) },
+        Tool { grace: Some(Duration::ZERO), ..tool("at once", TaskMode::Optional, RestartPolicy::Fail) },
+        Tool {
+            input_timeout: Some(Duration::from_millis(30)),
+            ..tool("impatient", TaskMode::Optional, RestartPolicy::Fail)
+        },
         Tool { run_limit: Some(Duration::from_millis(30)), ..tool("brief", TaskMode::Optional, RestartPolicy::Fail) },
     ]
 }
@@ -110,6 +135,17 @@ pub fn call_with(tool: &str, arguments: &str) -> ToolCall {
         params: RawJson::trusted(format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#)),
         arguments: RawJson::trusted(arguments),
         progress_token: None,
+        key: None,
+    }
+}
+
+/// Calls as a client does that takes nothing but the answer, under this JSON-RPC id.
+pub async fn plainly(engine: &Arc<Engine>, caller: &Caller, call: ToolCall, id: &str) -> Result<Called, Refusal> {
+    let asked = Asked::in_session(id.to_owned(), false, true);
+    let mut stream = engine.call(caller, call, asked).await?;
+    match stream.next().await {
+        Item::Called { answer, .. } => answer,
+        other => panic!("not an answer: {other:?}"),
     }
 }
 

@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use taskhold::domain::ids::TaskId;
+use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::task::Status;
 use taskhold::engine::{Called, Refusal};
 use taskhold::executor::{Attempt, Event};
-use tokio_util::sync::CancellationToken;
 
-use super::harness::{World, call, call_with};
+use super::harness::{World, call, call_with, plainly};
 use crate::support::contract;
 use crate::support::database::TestDatabase;
 use crate::support::script::result;
+use crate::support::waiting::Waiting;
 
 const COMPLETED: Status = Status::Ended(Ending::Completed);
 const CANCELLED: Status = Status::Ended(Ending::Cancelled);
@@ -112,11 +113,7 @@ async fn plain_calls_of_one_caller_are_bounded(database: TestDatabase) {
     let mut world = World::new(database).await;
     world.rules.waiters_per_context = 1;
     let (node, caller, other) = (world.node().await, world.caller("a").await, world.caller("b").await);
-    let stop = CancellationToken::new();
-    let plainly = |caller| {
-        let (node, stop) = (&node, stop.clone());
-        async move { node.engine.call(caller, call("once"), stop).await }
-    };
+    let plainly = |caller| plainly(&node.engine, caller, call("once"), "1");
     let client = tokio::time::timeout(Duration::from_millis(5), plainly(&caller)).await;
     assert!(client.is_err(), "it leaves, and its call goes on");
     let work = node.script.next().await;
@@ -246,7 +243,7 @@ async fn what_may_not_become_a_task_leaves_nothing(database: TestDatabase) {
     let bad = create(call_with("once", r#"{"bad":1}"#)).await;
     assert!(matches!(bad, Err(Refusal::InvalidArguments { message, .. }) if message == "/bad: not allowed"));
     assert!(matches!(create(call_with("once", &long)).await, Err(Refusal::ArgumentsTooLarge { limit: 1000, .. })));
-    let plain = |call| engine.call(&caller, call, CancellationToken::new());
+    let plain = |call| plainly(engine, &caller, call, "1");
     assert!(matches!(plain(call("always")).await, Err(Refusal::TaskRequired { .. })));
     assert!(matches!(plain(call("missing")).await, Err(Refusal::UnknownTool(_))));
     assert!(engine.list(&caller, None).await.unwrap().tasks.is_empty());
@@ -259,7 +256,7 @@ async fn a_plain_call_makes_no_task(database: TestDatabase) {
     let (node, mut caller) = (world.node().await, world.caller("a").await);
     let run = |caller: &taskhold::engine::Caller, tool: &'static str| {
         let (engine, caller) = (node.engine.clone(), caller.clone());
-        tokio::spawn(async move { engine.call(&caller, call(tool), CancellationToken::new()).await })
+        tokio::spawn(async move { plainly(&engine, &caller, call(tool), "1").await })
     };
     let called = run(&caller, "once");
     node.script.next().await.answer("plain");
@@ -277,17 +274,18 @@ async fn progress_becomes_the_status_message(database: TestDatabase) {
     let (node, caller) = (world.node().await, world.caller("a").await);
     let task = node.create(&caller, "once").await;
     let work = node.script.next().await;
-    let event = |progress, message: Option<&str>| Event::Progress {
+    let event = |progress: f64, message: Option<&str>| Event::Progress {
         progress,
         total: Some(10.0),
         message: message.map(str::to_owned),
+        params: RawJson::trusted(format!(r#"{{"progress":{progress}}}"#)),
     };
-    work.events.send(event(1.0, Some("first of many"))).await.unwrap();
+    work.host.tell(event(1.0, Some("first of many")));
     node.until_message(&caller, task.id, "first of many").await;
     let first = node.engine.get(&caller, task.id).await.unwrap();
     assert!(first.updated > task.updated);
-    work.events.send(event(2.0, None)).await.unwrap();
-    work.events.send(event(3.0, Some(&"long ".repeat(100)))).await.unwrap();
+    work.host.tell(event(2.0, None));
+    work.host.tell(event(3.0, Some(&"long ".repeat(100))));
     work.answer("done");
     let (ended, _) = node.engine.result(&caller, task.id).await.unwrap();
     assert_eq!(ended.created, task.created);
@@ -318,7 +316,7 @@ async fn work_past_its_run_limit_is_stopped(database: TestDatabase) {
     assert!(outcome.json().unwrap().as_str().contains(r#""reason":"run_time_exceeded""#));
     assert!(ended.message.unwrap().starts_with("run time exceeded"));
     let (engine, owner) = (node.engine.clone(), caller.clone());
-    let plain = tokio::spawn(async move { engine.call(&owner, call("brief"), CancellationToken::new()).await });
+    let plain = tokio::spawn(async move { plainly(&engine, &owner, call("brief"), "1").await });
     let work = node.script.next().await;
     let Called::Outcome(outcome) = plain.await.unwrap().unwrap() else { panic!("it was stopped by the limit") };
     assert!(work.stop.is_cancelled());

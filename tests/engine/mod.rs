@@ -1,7 +1,15 @@
 //! The engine on both databases: real store, scripted work, a clock moved by hand.
 
+pub mod directed;
 pub mod harness;
+mod input;
+mod keyed;
 mod lifecycle;
+mod listening;
+mod passed;
+pub mod places;
 mod queue;
+mod readers;
 mod recovery;
 mod retention;
+pub mod rounds;

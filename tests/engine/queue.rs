@@ -7,11 +7,13 @@ use taskhold::domain::task::Status;
 use super::harness::World;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
+use crate::support::waiting::Waiting;
 
 contract! {
     tasks_beyond_the_slots_wait_their_turn,
     another_node_takes_what_one_has_no_slot_for,
     a_queued_task_is_cancelled_without_ever_running,
+    nobody_overtakes_what_waits_at_another_node,
     a_busy_node_still_looks_for_what_waits,
 }
 
@@ -47,6 +49,22 @@ async fn tasks_beyond_the_slots_wait_their_turn(database: TestDatabase) {
     node.engine.announce_queue().await.unwrap();
     assert_eq!(node.message(&caller, tasks[2]).await, "queued, 0 ahead");
     second.answer("second");
+}
+
+async fn nobody_overtakes_what_waits_at_another_node(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.slots = 1;
+    let (here, there, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    here.create(&caller, "once").await;
+    let first = here.create(&caller, "once").await;
+    // Of two that were made in one moment either may be first.
+    world.clock.advance(Duration::from_millis(1));
+    // The one look for everything that the node waits for shows it.
+    there.engine.watch_once().await.unwrap();
+    let second = there.create(&caller, "once").await;
+    assert_eq!(second.message.as_deref(), Some("queued"), "although there is a slot");
+    assert_eq!(there.engine.claim_once().await.unwrap(), 1);
+    assert_eq!(there.message(&caller, first.id).await, "running");
 }
 
 async fn another_node_takes_what_one_has_no_slot_for(database: TestDatabase) {

@@ -8,13 +8,17 @@ use std::time::Duration;
 use taskhold::domain::clock::{Clock, Timestamp};
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
-use taskhold::engine::BeatOutcome;
+use taskhold::domain::work::UpstreamTask;
+use taskhold::engine::{Asked, BeatOutcome, Called};
 use taskhold::executor::Attempt;
 
-use super::harness::{Node, World};
+use super::directed;
+use super::harness::{Node, World, call};
+use super::queue::claim_next;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
 use crate::support::script::result;
+use crate::support::waiting::Waiting;
 
 contract! {
     a_dead_nodes_tasks_go_on_by_their_policy,
@@ -23,11 +27,15 @@ contract! {
     a_call_that_was_never_sent_is_tried_again_whatever_the_policy,
     a_clean_stop_hands_back_what_may_be_repeated,
     a_stop_does_not_wait_for_ever,
+    what_goes_on_at_an_upstream_is_left_to_go_on,
+    what_an_upstream_forgot_is_made_anew_only_where_that_is_harmless,
+    an_upstream_out_of_reach_is_looked_for_so_often,
     a_claim_that_no_runner_knows_is_recovered,
     a_node_that_lost_its_database_dispatches_nothing,
     a_heartbeat_that_took_long_measures_nothing,
     a_node_that_stood_still_judges_nobody_and_sends_nothing,
     a_call_that_was_not_sent_when_the_stop_began_is_handed_back,
+    a_call_that_is_no_task_and_outlasts_the_stop_ends_with_an_unknown_outcome,
 }
 
 // req: KEEP-06, KEEP-07, KEEP-09
@@ -146,6 +154,131 @@ async fn a_clean_stop_hands_back_what_may_be_repeated(database: TestDatabase) {
     assert_eq!(taken.call.attempt, 1, "a hand-back is no attempt");
     taken.answer("elsewhere");
     assert_eq!(staying.engine.result(&caller, again.id).await.unwrap().1, result("elsewhere"));
+}
+
+fn theirs(session: Option<&str>) -> UpstreamTask {
+    UpstreamTask {
+        id: "\"their-id\"".to_owned(),
+        session: session.map(str::to_owned),
+        revision: "2025-11-25".to_owned(),
+    }
+}
+
+// req: KEEP-07, KEEP-10
+async fn what_goes_on_at_an_upstream_is_left_to_go_on(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    let task = leaving.create(&caller, "once").await;
+    let work = leaving.script.next().await;
+    assert_eq!(work.call.resume, None);
+    assert!(work.host.handed_over(theirs(Some("s"))).await);
+    let drained = tokio::time::timeout(Duration::from_secs(10), leaving.engine.drain(Duration::from_secs(30))).await;
+    assert!(drained.is_ok(), "who keeps the host of a call that is over keeps no slot");
+    assert!(!work.stop.is_cancelled(), "its upstream is told nothing");
+    claim(&staying).await;
+    let resumed = staying.script.next().await;
+    assert_eq!((resumed.call.attempt, &resumed.call.resume), (1, &Some(theirs(Some("s")))));
+    let judge = world.node().await;
+    judge.beat_until_it_may_judge().await;
+    world.database.silence_nodes_but_the_newest(Duration::from_secs(30)).await;
+    judge.engine.beat_once().await.unwrap();
+    assert_eq!(judge.engine.recover_once().await.unwrap(), 1);
+    // Nothing is made again.
+    judge.until_message(&caller, task.id, "its node was lost; following the server's own task").await;
+    assert_eq!(staying.engine.beat_once().await.unwrap(), BeatOutcome::Reborn);
+    world.clock.advance(Duration::from_secs(2));
+    claim(&judge).await;
+    let again = judge.script.next().await;
+    assert!(!resumed.stop.is_cancelled(), "nor by a node that was taken for dead");
+    assert_eq!((again.call.attempt, &again.call.resume), (1, &Some(theirs(Some("s")))));
+    again.answer("from afar");
+    assert_eq!(judge.engine.result(&caller, task.id).await.unwrap().1, result("from afar"));
+}
+
+// req: KEEP-07
+async fn what_an_upstream_forgot_is_made_anew_only_where_that_is_harmless(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, caller) = (world.node().await, world.caller("a").await);
+    let lost = || Attempt::Lost { detail: "it knows nothing".to_owned() };
+    for session in [Some("s"), Some("process:1")] {
+        let once = node.create(&caller, "once").await;
+        let work = claim_next(&node).await;
+        assert!(work.host.handed_over(theirs(session)).await);
+        work.end(lost());
+        let (ended, outcome) = node.engine.result(&caller, once.id).await.unwrap();
+        assert_eq!(ended.status, Status::Ended(Ending::Failed));
+        assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
+
+        let again = node.create(&caller, "again").await;
+        let work = claim_next(&node).await;
+        assert!(work.host.handed_over(theirs(session)).await);
+        work.end(lost());
+        node.until_message(&caller, again.id, "attempt 1 of 3 did not end: it knows nothing; trying again").await;
+        world.clock.advance(Duration::from_secs(2));
+        claim(&node).await;
+        let resumed = node.script.next().await;
+        assert_eq!((resumed.call.attempt, &resumed.call.resume), (2, &Some(theirs(session))));
+        resumed.end(lost());
+        let anew = node.script.next().await;
+        assert_eq!((anew.call.attempt, &anew.call.resume), (2, &None));
+        let kept =
+            format!("SELECT COUNT(*) FROM upstream_tasks WHERE task = {}", world.database.id(again.id.as_uuid()));
+        assert_eq!(world.database.number(&kept).await, 0, "nobody follows what is lost");
+        anew.answer("anew");
+        assert_eq!(node.engine.result(&caller, again.id).await.unwrap().1, result("anew"));
+    }
+}
+
+// req: KEEP-07
+async fn an_upstream_out_of_reach_is_looked_for_so_often(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, caller) = (world.node().await, world.caller("a").await);
+    let task = node.create(&caller, "once").await;
+    let mut work = node.script.next().await;
+    assert!(work.host.handed_over(theirs(Some("s"))).await);
+    // Within the time that a call may take, as often as it needs.
+    for (round, attempt) in [1, 1, 1, 1, 1, 2, 3].into_iter().enumerate() {
+        assert_eq!(work.call.attempt, attempt, "round {round}");
+        if round == 4 {
+            world.clock.advance(world.rules.run_limit);
+        }
+        if attempt == 3 {
+            break;
+        }
+        work.end(Attempt::NotDispatched { detail: "it is away".to_owned() });
+        let message = format!("attempt {attempt} of 3 did not end: it is away; trying again");
+        node.until_message(&caller, task.id, &message).await;
+        world.clock.advance(Duration::from_secs(61));
+        node.engine.beat_once().await.unwrap();
+        claim(&node).await;
+        work = node.script.next().await;
+        assert_eq!(work.call.resume, Some(theirs(Some("s"))));
+    }
+    work.end(Attempt::NotDispatched { detail: "it is away".to_owned() });
+    let (ended, outcome) = node.engine.result(&caller, task.id).await.unwrap();
+    assert_eq!(ended.status, Status::Ended(Ending::Failed));
+    assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
+}
+
+// req: KEEP-10
+async fn a_call_that_is_no_task_and_outlasts_the_stop_ends_with_an_unknown_outcome(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, in_session, alone) = (world.node().await, world.caller("a").await, directed::caller(&world, "a").await);
+    let asked = || Asked::in_session("1".to_owned(), true, true);
+    let plain = node.engine.call(&in_session, call("once"), asked()).await.unwrap();
+    // One that would become a task.
+    let with_grace = directed::stream(&node, &alone, "once").await;
+    let works = [node.script.next().await, node.script.next().await];
+    node.engine.drain(Duration::ZERO).await;
+    assert!(works.iter().all(|work| !work.stop.is_cancelled()), "they have what is left of the period");
+    node.engine.cut_calls();
+    for work in works {
+        work.stop.cancelled().await;
+    }
+    for mut stream in [plain, with_grace] {
+        let Called::Outcome(outcome) = directed::end(&mut stream).await else { panic!("no outcome") };
+        assert!(outcome.json().unwrap().as_str().contains(r#""reason":"outcome_unknown""#));
+    }
 }
 
 // req: KEEP-10

@@ -12,6 +12,7 @@ use taskhold::lifecycle::spawn;
 use super::harness::{World, call};
 use crate::support::contract;
 use crate::support::database::TestDatabase;
+use crate::support::waiting::Waiting;
 
 contract! {
     an_expired_task_is_gone_before_it_is_deleted,

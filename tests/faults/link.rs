@@ -23,6 +23,7 @@ use crate::support::database::{Backend, TestDatabase, number, options};
 use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::script::result;
 use crate::support::tasks::new_task;
+use crate::support::waiting::Waiting;
 
 const CREATION: &str = "INSERT INTO tasks";
 const CLAIM: &str = "FOR UPDATE SKIP LOCKED";
@@ -141,8 +142,8 @@ async fn a_message_whose_answer_is_lost_is_written_once() {
         let broken = Broken::new().await;
         let (task, token) = broken.running().await;
         let cut = broken.proxy.cut(NOTE, moment);
-        let note = Note { task, token, message: "half way".to_owned(), now: at(1) };
-        assert!(broken.store.note(note).await.unwrap(), "the lease holds");
+        let note = Note { task, token, message: "half way".to_owned(), progress: None, now: at(1) };
+        assert!(broken.store.note(note).await.unwrap().is_some(), "the lease holds");
         cut.await.unwrap();
         let stored = broken.truth.get(broken.context, task).await.unwrap().unwrap();
         assert_eq!((stored.message.as_deref(), stored.updated), (Some("half way"), at(1)), "{moment:?}");
@@ -155,8 +156,15 @@ async fn a_hand_back_whose_answer_is_lost_happened_once() {
         let broken = Broken::new().await;
         let (task, token) = broken.running().await;
         let cut = broken.proxy.cut(RELEASE, moment);
-        let release =
-            Release { task, token, not_before: at(2), counted: false, message: "again".to_owned(), now: at(1) };
+        let release = Release {
+            task,
+            token,
+            not_before: at(2),
+            counted: false,
+            keep_inputs: false,
+            message: "again".to_owned(),
+            now: at(1),
+        };
         broken.store.release(release).await.unwrap();
         cut.await.unwrap();
         assert_eq!(broken.truth.queue(10, at(2)).await.unwrap(), [task], "{moment:?}");
@@ -279,7 +287,7 @@ async fn a_blackholed_link_is_noticed_and_new_work_goes_on() {
             until_ok(|| broken.store.ping()),
         )
     };
-    let (beat, (), ended, ..) = timeout(NOTICED, work).await.expect("a blackholed link is noticed within 10 s");
+    let (beat, _made, ended, ..) = timeout(NOTICED, work).await.expect("a blackholed link is noticed within 10 s");
     assert!(beat.alive);
     assert!(matches!(ended, Ended::Done(_)));
     let took = began.elapsed();

@@ -2,3 +2,7 @@
 
 mod link;
 mod pool;
+mod promotion;
+mod questions;
+mod rounds;
+mod signals;

@@ -20,6 +20,7 @@ use crate::support::database::{Backend, TestDatabase, hold, options};
 use crate::support::pgproxy::PgProxy;
 use crate::support::script::result;
 use crate::support::tasks::new_task;
+use crate::support::waiting::Waiting;
 
 const WAITERS: usize = 3_000;
 /// Long for what takes milliseconds: the machine may be busy.

@@ -121,7 +121,8 @@ fn headers() -> Vec<Row> {
         ("HTTP-04", &[("content-type", "text/plain")], 415, Some(-32600)),
         ("HTTP-04", &[("content-type", "")], 415, Some(-32600)),
         ("HTTP-08", &[("mcp-protocol-version", "2025-03-26")], 400, Some(-32600)),
-        ("HTTP-08", &[("mcp-protocol-version", "2026-07-28")], 400, Some(-32600)),
+        // This one names the other era, and says nothing that its requests have to.
+        ("MOD-02", &[("mcp-protocol-version", "2026-07-28")], 400, Some(-32602)),
         ("HTTP-08", &[("mcp-protocol-version", "x")], 400, Some(-32600)),
         ("HTTP-08", &[("mcp-protocol-version", "")], 400, Some(-32600)),
         ("HTTP-07", &[("mcp-session-id", "")], 404, Some(-32600)),

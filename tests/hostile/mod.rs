@@ -6,6 +6,7 @@ mod fidelity;
 mod flood;
 mod isolation;
 mod json;
+mod stateless;
 #[path = "../../fuzz/wire.rs"]
 mod wire;
 

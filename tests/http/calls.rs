@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::harness::Service;
+use crate::support::client::Client;
 
 // req: LIFE-11
 #[tokio::test]
@@ -72,4 +73,27 @@ async fn arguments_are_checked_before_anything_runs() {
     assert_eq!(client.request("tools/call", large).await.error().0, -32602);
     assert!(service.script.is_idle().await);
     assert_eq!(client.list().await, Vec::<serde_json::Value>::new());
+}
+
+// Of MOD-16 what legacy clients are told.
+#[tokio::test]
+async fn urls_that_are_to_be_visited_first_are_told_to_clients_that_visit_them() {
+    let service = Service::on_sqlite().await;
+    let error = r#"{"code":-32042,"message":"visit\u0000","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"m"}],"n":1e400}}"#;
+    let visits = Client::capable(&service.url, "owner").await;
+    let forms_only = service.client("owner").await;
+    let failure =
+        format!(r#"{{"code":-32603,"message":"visit\u0000","data":{{"reason":"upstream_error","error":{error}}}}}"#);
+    for (client, told) in [(&visits, error), (&forms_only, failure.as_str())] {
+        let (answer, ()) = tokio::join!(client.call("optional", json!({})), service.fail_next(error));
+        assert!(answer.text().ends_with(&format!(r#""error":{told}}}"#)), "{answer:?}");
+        let task = client.task("optional", json!({})).await;
+        service.fail_next(error).await;
+        client.until_status(&task["taskId"], "failed").await;
+        // Whoever reads it counts, not whoever made it.
+        for (reader, told) in [(&visits, error), (&forms_only, failure.as_str())] {
+            let answer = reader.result(&task["taskId"]).await;
+            assert!(answer.text().ends_with(&format!(r#""error":{told}}}"#)), "{answer:?}");
+        }
+    }
 }

@@ -15,11 +15,11 @@ use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::mode::TaskMode;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::retention::TtlRules;
-use taskhold::engine::{Engine, EngineParts, EngineRules};
+use taskhold::engine::{Engine, EngineParts, EngineRules, InputRules, RoundRules};
 use taskhold::executor::upstream::{Settings, UpstreamConfig, Upstreams};
 use taskhold::executor::{Attempt, Catalogue, Executor, Tool};
 use taskhold::http::server::{ServerRules, serve};
-use taskhold::http::{HttpRules, HttpState, router};
+use taskhold::http::{Counts, HttpRules, HttpState, router};
 use taskhold::lifecycle::spawn;
 use taskhold::store::Store;
 use tokio::net::TcpListener;
@@ -30,6 +30,8 @@ use crate::support::database::{Backend, TestDatabase};
 use crate::support::script::{Script, Tools, tool};
 use crate::upstream::harness::{settings, test_tools, within};
 
+/// As much less than the 15 s of a service as the time-outs of the proxy in its test are less than a proxy's.
+pub const KEEP_ALIVE: Duration = Duration::from_millis(250);
 pub const BODY_LIMIT: usize = 256 * 1024;
 
 /// Engine and HTTP front of one node.
@@ -38,6 +40,7 @@ pub struct Front {
     /// The same routes without a socket.
     pub router: axum::Router,
     pub engine: Arc<Engine>,
+    pub counts: Arc<Counts>,
     pub drain: CancellationToken,
     shutdown: CancellationToken,
 }
@@ -67,17 +70,19 @@ impl Front {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (drain, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        let counts = Arc::new(Counts::default());
         let router = router(HttpState {
             engine: engine.clone(),
             auth: parts.auth,
             store: parts.store,
             rules: http_rules(),
+            counts: Arc::clone(&counts),
             drain: drain.clone(),
         });
         let rules = ServerRules::default();
         let running = serve(listener, router.clone(), rules, shutdown.clone(), Duration::from_secs(5));
         spawn("server", running);
-        Self { url: format!("http://{address}/mcp"), router, engine, drain, shutdown }
+        Self { url: format!("http://{address}/mcp"), router, engine, counts, drain, shutdown }
     }
 }
 
@@ -91,6 +96,7 @@ impl Drop for Front {
 pub struct Service {
     pub url: String,
     pub script: Arc<Script>,
+    pub tools: Arc<Tools>,
     pub names: Arc<Names>,
     pub drain: CancellationToken,
     pub front: Front,
@@ -107,17 +113,33 @@ impl Service {
     }
 
     pub async fn with(database: TestDatabase, rules: EngineRules) -> Self {
-        let script = Script::new();
+        Self::offering(database, rules, tools()).await
+    }
+
+    pub async fn offering(database: TestDatabase, rules: EngineRules, tools: Vec<Tool>) -> Self {
+        let (script, tools) = (Script::new(), Tools::new(tools));
         let names = Arc::new(Names::new(database.store.clone()));
         let front = Front::start(Parts {
             store: database.store.clone(),
             executor: script.clone(),
-            catalogue: Tools::new(tools()),
+            catalogue: tools.clone(),
             auth: names.clone(),
             rules,
         })
         .await;
-        Self { url: front.url.clone(), script, names, drain: front.drain.clone(), front, database }
+        Self { url: front.url.clone(), script, tools, names, drain: front.drain.clone(), front, database }
+    }
+
+    /// One more node on the same database, with the same callers and work.
+    pub async fn another_node(&self) -> Front {
+        Front::start(Parts {
+            store: self.database.another().await,
+            executor: self.script.clone(),
+            catalogue: self.tools.clone(),
+            auth: self.names.clone(),
+            rules: engine_rules(),
+        })
+        .await
     }
 
     /// A client of this name, with a session of 2025-11-25.
@@ -166,8 +188,24 @@ impl Gateway {
         configs: Vec<UpstreamConfig>,
         rules: EngineRules,
     ) -> Self {
+        let gateway = Self::unsettled(database, settings, configs, rules).await;
+        within("the upstreams to settle", gateway.upstreams.settled()).await;
+        gateway
+    }
+
+    /// The same before anything was heard of the upstreams.
+    pub async fn unsettled(
+        database: TestDatabase,
+        settings: Settings,
+        configs: Vec<UpstreamConfig>,
+        rules: EngineRules,
+    ) -> Self {
         let upstreams = Upstreams::start(configs, settings, database.store.system(), SystemClock::new()).await;
-        within("the upstreams to settle", upstreams.settled()).await;
+        Self::before(database, upstreams, rules).await
+    }
+
+    /// A front before upstreams that were started already.
+    pub async fn before(database: TestDatabase, upstreams: Arc<Upstreams>, rules: EngineRules) -> Self {
         let names = Arc::new(Names::new(database.store.clone()));
         let front = Front::start(Parts {
             store: database.store.clone(),
@@ -231,6 +269,11 @@ impl Names {
         self.revoked.lock().unwrap().insert(name.to_owned());
     }
 
+    /// The caller of this name.
+    pub async fn caller(&self, name: &str) -> AuthContext {
+        self.context(name, Credential::Token(TokenId::new())).await.expect("the database answers")
+    }
+
     async fn context(&self, name: &str, credential: Credential) -> Result<AuthContext, AuthRefusal> {
         let tenant = name.split_once('@').map(|(_, tenant)| tenant.to_owned()).unwrap_or_default();
         let known = self.known.lock().unwrap().get(name).copied();
@@ -291,10 +334,12 @@ fn http_rules() -> HttpRules {
     HttpRules {
         allowed_hosts: vec!["127.0.0.1".to_owned(), "localhost".to_owned(), "public.example:443".to_owned()],
         allowed_origins: vec!["https://app.example".to_owned()],
+        keep_alive: KEEP_ALIVE,
         body_limit: BODY_LIMIT,
         session_idle: Duration::from_secs(24 * 3600),
         sessions: 100_000,
         tasks_enabled: true,
+        task_names_required: false,
         tenants_without_tasks: HashSet::from(["plain".to_owned()]),
     }
 }
@@ -308,6 +353,7 @@ pub fn engine_rules() -> EngineRules {
             min_retention: Duration::from_secs(600),
             hard_lifetime: Duration::from_secs(26 * 3600),
         },
+        grace: Duration::from_secs(5),
         poll_interval: Duration::from_secs(1),
         page_size: 3,
         slots: 64,
@@ -316,7 +362,20 @@ pub fn engine_rules() -> EngineRules {
         attempts: 3,
         arguments_limit: 100_000,
         message_limit: 100,
+        progress_interval: Duration::from_millis(1),
+        caller_grace: Duration::from_secs(60),
         waiters_per_context: 20,
+        subscriptions_per_session: 2,
         session_idle: Duration::from_secs(24 * 3600),
+        asking: 100,
+        input: InputRules {
+            timeout: None,
+            question_limit: 10_000,
+            answer_limit: 10_000,
+            open: 4,
+            questions: 8,
+            refused: 2,
+        },
+        rounds: RoundRules { timeout: Duration::from_secs(600), calls: 5 },
     }
 }

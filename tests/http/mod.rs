@@ -1,9 +1,18 @@
 //! HTTP by persona: the real router, server, engine and database; work is done by the test, call by call.
 
 mod calls;
+mod eras;
 pub mod harness;
+mod inputs;
+mod keyed;
+mod large;
+pub mod modern;
 mod negotiation;
+mod plain;
+mod proxy;
+mod requestor;
 mod schema;
+mod streams;
 mod tasks;
 mod transport;
 mod waiting;

@@ -15,15 +15,15 @@ async fn served(service: &Service, client: &Client, params: Value) -> Value {
     answer.result()
 }
 
-// req: CAP-01, CAP-02, CAP-11
+// req: CAP-01, CAP-02, CAP-11 (of CAP-11 the legacy half)
 #[tokio::test]
 async fn initialize_declares_what_is_served() {
     let service = Service::on_sqlite().await;
     let mut client = Client::new(&service.url, Some("owner"));
-    let all = json!({ "tools": {}, "tasks": { "list": {}, "cancel": {}, "requests": { "tools": { "call": {} } } } });
+    let all = json!({ "tools": { "listChanged": true }, "tasks": { "list": {}, "cancel": {}, "requests": { "tools": { "call": {} } } } });
     for (asked, answered, capabilities) in [
         ("2025-11-25", "2025-11-25", &all),
-        ("2025-06-18", "2025-06-18", &json!({ "tools": {} })),
+        ("2025-06-18", "2025-06-18", &json!({ "tools": { "listChanged": true } })),
         ("2025-03-26", "2025-11-25", &all),
         ("2027-01-01", "2025-11-25", &all),
     ] {
@@ -123,7 +123,7 @@ async fn where_tasks_are_not_offered_the_task_field_means_nothing() {
         }
     }
     let mut plain = Client::new(&service.url, Some("someone@plain"));
-    assert_eq!(plain.initialize("2025-11-25").await["capabilities"], json!({ "tools": {} }));
+    assert_eq!(plain.initialize("2025-11-25").await["capabilities"], json!({ "tools": { "listChanged": true } }));
 }
 
 // req: CAP-12

@@ -26,6 +26,7 @@ async fn post_with(client: &Client, headers: &[(&str, &str)], body: &str) -> Ans
 }
 
 // req: HTTP-01
+// field case: F-HTTP-02
 #[tokio::test]
 async fn foreign_origins_and_hosts_are_forbidden() {
     let service = Service::on_sqlite().await;
@@ -73,11 +74,13 @@ async fn notifications_and_responses_are_accepted_without_an_answer() {
 }
 
 // req: HTTP-04
+// field case: F-HTTP-03
 #[tokio::test]
 async fn what_is_no_message_is_refused_and_nothing_runs() {
     let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"optional"}}"#;
+    let initialize = client.message("initialize", &json!({}));
     let cases: Vec<(Vec<u8>, i64, bool)> = vec![
         (b"".to_vec(), -32700, false),
         (b"{".to_vec(), -32700, false),
@@ -85,6 +88,7 @@ async fn what_is_no_message_is_refused_and_nothing_runs() {
         (b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}".to_vec(), -32700, false),
         (b"[]".to_vec(), -32600, false),
         (format!("[{call}]").into_bytes(), -32600, false),
+        (format!("[{initialize},{call}]").into_bytes(), -32600, false),
         (call.replace(r#""id":1"#, r#""id":null"#).into_bytes(), -32600, false),
         (call.replace(r#""id":1"#, r#""id":1.5"#).into_bytes(), -32600, false),
         (call.replace(r#""2.0""#, r#""1.0""#).into_bytes(), -32600, true),
@@ -101,6 +105,7 @@ async fn what_is_no_message_is_refused_and_nothing_runs() {
 }
 
 // req: HTTP-04
+// field case: F-HTTP-01
 #[tokio::test]
 async fn answers_come_in_a_form_that_the_client_accepts() {
     let service = Service::on_sqlite().await;
@@ -195,12 +200,11 @@ async fn sessions_belong_to_their_context_and_end(database: TestDatabase) {
     assert_eq!(client.send(PING).await.status, 404);
 }
 
-// req: HTTP-06
 #[tokio::test]
-async fn there_is_no_stream_to_open_and_nothing_but_messages() {
+async fn other_methods_are_told_which_there_are() {
     let service = Service::on_sqlite().await;
     let client = service.client("owner").await;
-    for method in [Method::GET, Method::PUT, Method::PATCH] {
+    for method in [Method::PUT, Method::PATCH] {
         let response = client.build(method.clone()).send().await.unwrap();
         assert_eq!(response.status().as_u16(), 405, "{method}");
         let allow = response.headers()["allow"].to_str().unwrap();
@@ -209,6 +213,7 @@ async fn there_is_no_stream_to_open_and_nothing_but_messages() {
 }
 
 // req: HTTP-08
+// field case: F-HTTP-08
 #[tokio::test]
 async fn the_version_header_is_checked_after_initialize_only() {
     let service = Service::on_sqlite().await;

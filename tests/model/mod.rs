@@ -15,18 +15,23 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::context::ContextKey;
 use taskhold::domain::cursor::Position;
-use taskhold::domain::ids::{ContextId, LeaseToken, NodeId, TaskId};
+use taskhold::domain::ids::{ContextId, DeliveryId, InputId, LeaseToken, NodeId, SessionId, StreamId, TaskId};
+use taskhold::domain::input::{InputKind, Question};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::task::Task;
 use taskhold::domain::work::{Claim, NewTask};
-use taskhold::store::{End, Ended, Finish, Note, Release, StoreError, SystemStore};
+use taskhold::store::{
+    Asked, End, Ended, Finish, Hold, NewInput, Note, Purpose, Release, StoreError, SystemStore, Taken, Watch,
+};
 use tokio::runtime::Runtime;
 
+use crate::store::questions::then;
 use crate::support::database::{Backend, TestDatabase};
 use reference::{
-    Answer, Attempted, CONTEXTS, How, LeaseModel, Model, QUEUED, RUNNING, Recovered, Step, TaskModel, is_live,
+    ANSWERED, Answer, Attempted, CONTEXTS, How, LeaseModel, Model, QUEUED, RUNNING, Recovered, Step, TaskModel,
+    WITHDRAWN, asking, is_live,
 };
 
 /// Sequences on each database.
@@ -210,20 +215,48 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
             }
             (Step::Note { task, skew, .. }, Answer::Spoken { token, message, held }) => {
                 let (id, token, message) = (model.tasks[task].task.id, self.token(*token), message.clone());
-                let note = Note { task: id, token, message, now: model.at(skew) };
-                assert_eq!(store.note(note).await.unwrap(), *held, "whether the lease holds");
+                let note = Note { task: id, token, message, progress: None, now: model.at(skew) };
+                assert_eq!(store.note(note).await.unwrap().is_some(), *held, "whether the lease holds");
             }
             (Step::NoteWaiting { skew, .. }, Answer::Noted(noted)) => {
                 let id = |(task, message): &(usize, String)| (model.tasks[*task].task.id, message.clone());
                 store.note_waiting(noted.iter().map(id).collect(), model.at(skew)).await.unwrap();
             }
-            (Step::Release { task, delay, counted, skew, .. }, Answer::Spoken { token, message, held }) => {
+            (Step::Ask { task, what, skew, .. }, Answer::Asked { token, stored }) => {
+                let token = self.token(*token);
+                self.ask(store, model, (task, what), token, *stored, model.at(skew)).await;
+            }
+            (Step::Reply { task, question, foreign, skew }, &Answer::Replied { text, done }) => {
+                let task = &model.tasks[task];
+                let context = if foreign { (task.context + 1) % CONTEXTS } else { task.context };
+                let (context, delivery) = (self.contexts[context], DeliveryId::from_uuid(task.questions[question].id));
+                let given =
+                    store.answer_input(context, delivery, reply(text), &then(ANSWERED), model.at(skew)).await.unwrap();
+                assert_eq!(given, done.then(|| self.owned(task.context, &task.task)), "whether the answer is first");
+            }
+            (Step::Take { task, question, .. }, Answer::Taken { token, taken }) => {
+                let input = InputId::from_uuid(model.tasks[task].questions[question].id);
+                let wanted = match *taken {
+                    reference::Taken::Answer(text) => Taken::Answer(reply(text)),
+                    reference::Taken::Open => Taken::Open,
+                    reference::Taken::Gone => Taken::Gone,
+                };
+                assert_eq!(store.take_answer(input, self.token(*token)).await.unwrap(), wanted, "what the work gets");
+            }
+            (Step::Withdraw { task, question, skew, .. }, Answer::Withdrawn { token, done }) => {
+                let (task, token) = (&model.tasks[task], self.token(*token));
+                let input = InputId::from_uuid(task.questions[question].id);
+                let gone = store.withdraw_input(input, token, &then(WITHDRAWN), model.at(skew)).await.unwrap();
+                assert_eq!(gone, done.then(|| self.owned(task.context, &task.task)), "whether it was open");
+            }
+            (Step::Release { task, delay, counted, keeps, skew, .. }, Answer::Spoken { token, message, held }) => {
                 let now = model.at(skew);
                 let release = Release {
                     task: model.tasks[task].task.id,
                     token: self.token(*token),
                     not_before: now + delay,
                     counted,
+                    keep_inputs: keeps,
                     message: message.clone(),
                     now,
                 };
@@ -277,6 +310,58 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
         }
     }
 
+    /// Asks, and has a new question sent.
+    async fn ask(
+        &self,
+        store: &SystemStore,
+        model: &Model,
+        (number, what): (usize, u8),
+        token: LeaseToken,
+        stored: Option<reference::Asked>,
+        now: Timestamp,
+    ) {
+        let task = &model.tasks[number];
+        let fresh = match stored {
+            Some(reference::Asked::New(at)) => InputId::from_uuid(task.questions[at].id),
+            _ => InputId::new(),
+        };
+        let new = NewInput {
+            id: fresh,
+            task: task.task.id,
+            token,
+            question: asked(what),
+            name: None,
+            deadline: None,
+            most: 1000,
+            message: asking(what),
+            now,
+        };
+        let asked = store.ask(new).await.unwrap();
+        let owned = self.owned(task.context, &task.task);
+        let wanted = match stored {
+            None => Asked::Refused,
+            Some(reference::Asked::New(_)) => Asked::Stored(owned),
+            Some(reference::Asked::Adopted(at)) => {
+                Asked::Adopted { id: InputId::from_uuid(task.questions[at].id), task: owned, deadline: None }
+            }
+        };
+        assert_eq!(asked, wanted, "what becomes of a question");
+        if matches!(stored, Some(reference::Asked::New(_))) {
+            let hold = Hold {
+                input: fresh,
+                task: task.task.id,
+                delivery: DeliveryId::from_uuid(fresh.as_uuid()),
+                session: SessionId::new(),
+                stream: StreamId::new(),
+                sequence: 1,
+                node: self.nodes[0],
+                purpose: Purpose::Question,
+                now,
+            };
+            assert!(store.hold_input(hold).await.unwrap(), "nobody has a new question");
+        }
+    }
+
     async fn recover(&self, store: &SystemStore, model: &Model, orphans: &[Recovered], page: u32) {
         let mut found: Vec<Claim> = Vec::new();
         loop {
@@ -299,6 +384,7 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
                         token: claim.lease.token,
                         not_before: *not_before,
                         counted: true,
+                        keep_inputs: false,
                         message: message.clone(),
                         now: *now,
                     };
@@ -367,7 +453,8 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
         let waiting: Vec<_> = model.queue(model.now).into_iter().map(|task| model.tasks[task].task.id).collect();
         assert_eq!(patiently(|| store.queue(1000, model.now)).await, waiting, "the queue");
         let ids: Vec<_> = model.tasks.iter().map(|task| task.task.id).collect();
-        let ended: HashSet<_> = patiently(|| store.ended(&ids)).await.into_iter().collect();
+        let watch = Watch { tasks: ids, ..Watch::nothing(model.now) };
+        let ended: HashSet<_> = patiently(|| store.watch(watch.clone())).await.ended.into_iter().collect();
         let dead = model.tasks.iter().filter(|task| task.reaped || !is_live(task));
         assert_eq!(ended, dead.map(|task| task.task.id).collect(), "which tasks are not live any more");
     }
@@ -376,7 +463,12 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
         let Some(task) = model.tasks.get(number) else { return };
         let foreign = self.contexts[(task.context + 1) % CONTEXTS];
         assert_eq!(patiently(|| store.get(foreign, task.task.id)).await, None, "nobody sees another's task");
-        let details = patiently(|| store.details(task.task.id)).await;
+        let (owner, id) = (self.contexts[task.context], task.task.id);
+        let open = patiently(|| store.open_inputs(owner, id)).await;
+        let open: Vec<_> = open.into_iter().map(|open| (open.id.as_uuid(), open.created)).collect();
+        let wanted: Vec<_> = task.open().into_iter().map(|question| (question.id, question.created)).collect();
+        assert_eq!(open, wanted, "the open questions of {id}");
+        let details = patiently(|| store.details(id)).await;
         let seen = details.map(|details| (details.attempt, details.node));
         let node = model.lease(number).map(|lease| self.nodes[lease.node]);
         let wanted = (!task.reaped).then_some((task.attempt, node));
@@ -428,6 +520,10 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
     }
 }
 
+fn reply(text: u32) -> taskhold::domain::input::Answer {
+    taskhold::domain::input::Answer::Result(RawJson::trusted(format!(r#"{{"write":{text}}}"#)))
+}
+
 fn end(attempt: &Attempted) -> End {
     End {
         outcome: attempt.outcome.clone(),
@@ -456,6 +552,7 @@ fn new_task(model: &Model, number: usize, claim: Option<(NodeId, LeaseToken)>) -
         run_limit: Duration::from_secs(60),
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
+        keyed: None,
         claim,
     }
 }
@@ -485,4 +582,10 @@ async fn clear(store: &SystemStore) {
     while store.reap(FOR_EVER, 1000).await.unwrap() > 0 {}
     store.declare_dead(NodeId::new(), Duration::ZERO).await.unwrap();
     store.forget_nodes(FOR_EVER).await.unwrap();
+}
+
+/// Such that the task says what it asks.
+fn asked(what: u8) -> Question {
+    let params = RawJson::trusted(format!(r#"{{"message":"{what}"}}"#));
+    Question { kind: InputKind::Elicitation, params: Some(params) }
 }

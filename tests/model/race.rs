@@ -77,7 +77,10 @@ async fn race(store: Store, context: ContextId, node: NodeId, round: u64) -> Win
         let store = Arc::clone(&store);
         spawn("note", async move {
             yield_times(jitter(4)).await;
-            store.note(Note { task: id, token, message: "half way".to_owned(), now: at(9) }).await.unwrap()
+            store
+                .note(Note { task: id, token, message: "half way".to_owned(), progress: None, now: at(9) })
+                .await
+                .unwrap()
         })
     };
     let finishes = [finish(jitter(0)), finish(jitter(1))];

@@ -22,6 +22,8 @@ const MOST_TASKS: usize = 12;
 const MOST_NODES: usize = 6;
 pub const RUNNING: &str = "running";
 pub const QUEUED: &str = "queued";
+pub const ANSWERED: &str = "answered";
+pub const WITHDRAWN: &str = "withdrawn";
 
 /// One step. Numbers choose among what there is when it is made.
 #[derive(Debug, Clone)]
@@ -73,11 +75,37 @@ pub enum Step {
         message: Message,
         skew: i64,
     },
+    Ask {
+        task: usize,
+        token: Token,
+        /// Which question; equal ones are the same.
+        what: u8,
+        skew: i64,
+    },
+    /// An answer by the caller, or by another one.
+    Reply {
+        task: usize,
+        question: usize,
+        foreign: bool,
+        skew: i64,
+    },
+    Take {
+        task: usize,
+        question: usize,
+        token: Token,
+    },
+    Withdraw {
+        task: usize,
+        question: usize,
+        token: Token,
+        skew: i64,
+    },
     Release {
         task: usize,
         token: Token,
         delay: Duration,
         counted: bool,
+        keeps: bool,
         message: Message,
         skew: i64,
     },
@@ -141,11 +169,43 @@ pub enum Answer {
         message: String,
         held: bool,
     },
+    /// What became of a question, by which token it was asked, and which of the task's it is.
+    Asked {
+        token: Option<usize>,
+        stored: Option<Asked>,
+    },
+    /// What became of an answer that says which write it is.
+    Replied {
+        text: u32,
+        done: bool,
+    },
+    Taken {
+        token: Option<usize>,
+        taken: Taken,
+    },
+    /// Whether a question was withdrawn by a token.
+    Withdrawn {
+        token: Option<usize>,
+        done: bool,
+    },
     Flag(bool),
     Count(u64),
     /// Claims of dead nodes in the order of their ids, each with what recovery does about it.
     Orphans(Vec<Recovered>),
     Noted(Vec<(usize, String)>),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Asked {
+    New(usize),
+    Adopted(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Taken {
+    Answer(u32),
+    Open,
+    Gone,
 }
 
 #[derive(Debug, Clone)]
@@ -207,9 +267,57 @@ pub struct TaskModel {
     pub attempt: u32,
     /// Every token that ever held its lease.
     pub past: Vec<usize>,
+    pub questions: Vec<QuestionModel>,
+}
+
+#[derive(Debug, Clone)]
+pub struct QuestionModel {
+    /// The number of its row, and of the JSON-RPC id under which it is sent.
+    pub id: Uuid,
+    pub what: u8,
+    pub created: Timestamp,
+    /// Of the attempt that asks.
+    token: usize,
+    pub state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Open,
+    Answered(u32),
+    Taken,
+    Closed,
 }
 
 impl TaskModel {
+    /// Its open questions, the oldest first.
+    pub fn open(&self) -> Vec<&QuestionModel> {
+        let mut open: Vec<_> = self.questions.iter().filter(|question| question.state == State::Open).collect();
+        open.sort_by_key(|question| (question.created, question.id));
+        open
+    }
+
+    /// Closes what is open.
+    fn close_questions(&mut self) {
+        for question in self.questions.iter_mut().filter(|question| question.state == State::Open) {
+            question.state = State::Closed;
+        }
+    }
+
+    /// A question less: with the last one the task goes on.
+    fn one_less(&mut self, message: &str, now: Timestamp) {
+        match self.open().last().map(|question| question.what) {
+            None => self.go_on(message),
+            Some(what) => self.task.message = Some(asking(what)),
+        }
+        self.task.updated = self.task.updated.moved_to(now);
+    }
+
+    fn go_on(&mut self, message: &str) {
+        self.task.status = transition::next(self.task.status, Event::Answered).expect("it waits for input");
+        self.task.message = Some(message.to_owned());
+    }
+
     /// When time changes something about it: its retry, its hard end, its expiry.
     fn due(&self) -> Timestamp {
         match &self.live {
@@ -310,9 +418,10 @@ impl Model {
         token.is_some() && self.lease(task).map(|lease| lease.token) == token
     }
 
+    /// A task that waits for input goes on saying what for.
     fn say(&mut self, task: usize, message: &str, now: Timestamp) {
         let task = &mut self.tasks[task].task;
-        if task.message.as_deref() != Some(message) {
+        if task.status == Status::Working && task.message.as_deref() != Some(message) {
             task.message = Some(message.to_owned());
             task.updated = task.updated.moved_to(now);
         }
@@ -348,6 +457,7 @@ impl Model {
                 model.outcome = Some(outcome.clone());
                 model.writer = token;
                 model.live = None;
+                model.close_questions();
                 true
             }
             _ => repeated,
@@ -355,7 +465,56 @@ impl Model {
         Attempted { task, token, outcome, message, now, expires, done }
     }
 
-    fn release(&mut self, task: usize, counted: bool, not_before: Timestamp, message: &str, now: Timestamp) {
+    fn ask(&mut self, task: usize, token: usize, what: u8, now: Timestamp) -> Asked {
+        let model = &mut self.tasks[task];
+        let theirs = |question: &&QuestionModel| question.what == what && question.token != token;
+        // Of a later asking of the same: no call of these is handed over.
+        let went_on = model.questions.iter().filter(theirs).any(|question| question.state == State::Taken);
+        let is_left = |question: &&QuestionModel| match question.state {
+            State::Open => true,
+            State::Answered(_) => !went_on,
+            State::Taken | State::Closed => false,
+        };
+        let oldest = model
+            .questions
+            .iter()
+            .filter(theirs)
+            .filter(is_left)
+            .min_by_key(|question| (question.created, question.id));
+        if let Some(id) = oldest.map(|question| question.id) {
+            let at = model.questions.iter().position(|question| question.id == id).expect("it was just found");
+            model.questions[at].token = token;
+            return Asked::Adopted(at);
+        }
+        let at = model.questions.len();
+        let id = Uuid::from_u128(model.task.id.as_uuid().as_u128() + ((at as u128 + 1) << 32));
+        model.questions.push(QuestionModel { id, what, created: now, token, state: State::Open });
+        model.task.status = transition::next(model.task.status, Event::Ask).expect("it runs");
+        model.task.message = Some(asking(what));
+        model.task.updated = model.task.updated.moved_to(now);
+        Asked::New(at)
+    }
+
+    /// The state of a question, if the token that speaks is that of its attempt.
+    fn asked_by(&self, task: usize, question: usize, token: Option<usize>) -> Option<State> {
+        let found = &self.tasks[task].questions[question];
+        (self.holds(task, token) && token == Some(found.token)).then_some(found.state)
+    }
+
+    fn release(
+        &mut self,
+        task: usize,
+        counted: bool,
+        keeps: bool,
+        not_before: Timestamp,
+        message: &str,
+        now: Timestamp,
+    ) {
+        let model = &mut self.tasks[task];
+        if !keeps && model.task.status == Status::InputRequired {
+            model.close_questions();
+            model.one_less(message, now);
+        }
         self.say(task, message, now);
         let model = &mut self.tasks[task];
         if !counted {
@@ -414,16 +573,28 @@ impl ReferenceStateMachine for Model {
             3 => (task.clone(), token(), message(), skew())
                 .prop_map(|(task, token, message, skew)| Step::Note { task, token, message, skew }),
             1 => (message(), skew()).prop_map(|(message, skew)| Step::NoteWaiting { message, skew }),
-            3 => (task.clone(), token(), 0_u64..90, any::<bool>(), message(), skew()).prop_map(
-                |(task, token, delay, counted, message, skew)| Step::Release {
+            3 => (task.clone(), token(), 0_u64..90, any::<bool>(), any::<bool>(), message(), skew()).prop_map(
+                |(task, token, delay, counted, keeps, message, skew)| Step::Release {
                     task,
                     token,
                     delay: Duration::from_secs(delay),
                     counted,
+                    keeps,
                     message,
                     skew,
                 }
             ),
+        ];
+        let question = 0_usize..4;
+        let asking = prop_oneof![
+            4 => (task.clone(), token(), 0_u8..2, skew())
+                .prop_map(|(task, token, what, skew)| Step::Ask { task, token, what, skew }),
+            4 => (task.clone(), question.clone(), prop::bool::weighted(0.2), skew())
+                .prop_map(|(task, question, foreign, skew)| Step::Reply { task, question, foreign, skew }),
+            2 => (task.clone(), question.clone(), token())
+                .prop_map(|(task, question, token)| Step::Take { task, question, token }),
+            2 => (task.clone(), question, token(), skew())
+                .prop_map(|(task, question, token, skew)| Step::Withdraw { task, question, token, skew }),
         ];
         let ending = prop_oneof![
             3 => (task.clone(), prop::bool::weighted(0.2), skew())
@@ -444,7 +615,7 @@ impl ReferenceStateMachine for Model {
             3 => (context, 1_u32..4).prop_map(|(context, page)| Step::Walk { context, page }),
             1 => Just(Step::Restart),
         ];
-        prop_oneof![8 => passing, 14 => working, 6 => ending, 6 => nodes, 2 => others].boxed()
+        prop_oneof![8 => passing, 14 => working, 10 => asking, 6 => ending, 6 => nodes, 2 => others].boxed()
     }
 
     fn preconditions(model: &Self, step: &Step) -> bool {
@@ -457,7 +628,13 @@ impl ReferenceStateMachine for Model {
             | Step::EndByOperator { task, .. }
             | Step::Note { task, .. }
             | Step::PassTo { task, .. }
+            | Step::Ask { task, .. }
             | Step::Release { task, .. } => task < model.tasks.len(),
+            Step::Reply { task, question, .. }
+            | Step::Take { task, question, .. }
+            | Step::Withdraw { task, question, .. } => {
+                model.tasks.get(task).is_some_and(|task| question < task.questions.len())
+            }
             Step::Claim { node, .. } | Step::Retire { node } | Step::Judge { judge: node } | Step::Beat { node } => {
                 node < model.nodes.len()
             }
@@ -497,6 +674,9 @@ impl ReferenceStateMachine for Model {
                         granted: ttl,
                         poll_interval_ms: 1000,
                         expires: None,
+                        session: None,
+                        progress_token: None,
+                        progress: None,
                     },
                     context,
                     restart,
@@ -508,6 +688,7 @@ impl ReferenceStateMachine for Model {
                     reaped: false,
                     attempt: 0,
                     past: Vec::new(),
+                    questions: Vec::new(),
                 });
                 if let Some(node) = claimer {
                     model.grant_lease(at, node, created);
@@ -560,11 +741,49 @@ impl ReferenceStateMachine for Model {
                 }
                 Answer::Noted(noted)
             }
-            Step::Release { task, token, delay, counted, message, skew } => {
+            Step::Ask { task, token, what, skew } => {
+                let (token, now) = (model.token(task, token), model.at(skew));
+                let holder = token.filter(|_| model.holds(task, token));
+                Answer::Asked { token, stored: holder.map(|token| model.ask(task, token, what, now)) }
+            }
+            Step::Reply { task, question, foreign, skew } => {
+                let now = model.at(skew);
+                model.writes += 1;
+                let text = model.writes;
+                let task = &mut model.tasks[task];
+                let done = !foreign && task.questions[question].state == State::Open;
+                if done {
+                    task.questions[question].state = State::Answered(text);
+                    task.one_less(ANSWERED, now);
+                }
+                Answer::Replied { text, done }
+            }
+            Step::Take { task, question, token } => {
+                let token = model.token(task, token);
+                let taken = match model.asked_by(task, question, token) {
+                    Some(State::Answered(text)) => {
+                        model.tasks[task].questions[question].state = State::Taken;
+                        Taken::Answer(text)
+                    }
+                    Some(State::Open) => Taken::Open,
+                    Some(State::Taken | State::Closed) | None => Taken::Gone,
+                };
+                Answer::Taken { token, taken }
+            }
+            Step::Withdraw { task, question, token, skew } => {
+                let (token, now) = (model.token(task, token), model.at(skew));
+                let done = model.asked_by(task, question, token) == Some(State::Open);
+                if done {
+                    model.tasks[task].questions[question].state = State::Closed;
+                    model.tasks[task].one_less(WITHDRAWN, now);
+                }
+                Answer::Withdrawn { token, done }
+            }
+            Step::Release { task, token, delay, counted, keeps, message, skew } => {
                 let (token, message, now) = (model.token(task, token), model.message(task, message), model.at(skew));
                 let held = model.holds(task, token);
                 if held {
-                    model.release(task, counted, now + delay, &message, now);
+                    model.release(task, counted, keeps, now + delay, &message, now);
                 }
                 Answer::Spoken { token, message, held }
             }
@@ -637,7 +856,7 @@ impl Model {
                 self.tasks[task].restart == RestartPolicy::Retry && lease.attempt < self.tasks[task].attempts_allowed;
             let how = if again {
                 let (not_before, message) = (now + Duration::from_secs(1), format!("lost attempt {}", lease.attempt));
-                self.release(task, true, not_before, &message, now);
+                self.release(task, true, false, not_before, &message, now);
                 How::Again { not_before, message, now }
             } else {
                 How::End(self.end(task, Some(Some(lease.token)), Ending::Failed, now))
@@ -646,6 +865,11 @@ impl Model {
         };
         orphans.into_iter().map(settle).collect()
     }
+}
+
+/// The message of a task that asks this.
+pub fn asking(what: u8) -> String {
+    format!("waiting for input: {what}")
 }
 
 /// An outcome that tells which write it was.

@@ -64,7 +64,7 @@ async fn no_token_reaches_an_upstream_or_a_log(database: TestDatabase) {
 
     let log = server.log.join("\n");
     let record = std::fs::read_to_string(record).unwrap();
-    for sign in ["PATH=", "supervise", "\"initialize\"", "seen by the upstream", "seen by the upstream, too"] {
+    for sign in ["PATH=", "supervise", "\"server/discover\"", "seen by the upstream", "seen by the upstream, too"] {
         assert!(record.contains(sign), "the record has {sign}");
     }
     assert!(log.contains("\"DEBUG\"") && log.contains("tools/call"), "the log has all that there is");

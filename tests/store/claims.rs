@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use taskhold::domain::ids::{LeaseToken, NodeId};
-use taskhold::domain::outcome::{Ending, Outcome};
+use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::store::{Note, Release};
 
-use super::{at, caller, claimed_task, contract, end, new_task};
+use super::{at, caller, claimed_task, contract, new_task};
 use crate::support::database::{Backend, TestDatabase};
 
 contract! {
@@ -16,7 +16,6 @@ contract! {
     no_task_is_claimed_twice,
     a_released_task_is_claimed_again,
     a_claim_says_so_in_the_message,
-    ended_tasks_are_told_from_live_ones,
     a_broken_row_is_ended_and_stops_nobody,
     a_locked_row_is_skipped,
     changes_are_noticed,
@@ -80,6 +79,7 @@ async fn a_released_task_is_claimed_again(db: TestDatabase) {
         token,
         not_before: at(seconds),
         counted,
+        keep_inputs: false,
         message: "waiting for a retry".to_owned(),
         now: at(1),
     };
@@ -87,8 +87,8 @@ async fn a_released_task_is_claimed_again(db: TestDatabase) {
     assert!(system.release(release(token, true, 5)).await.unwrap());
     assert!(!system.release(release(token, true, 5)).await.unwrap());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("waiting for a retry"));
-    let note = Note { task: new.id, token, message: "zombie".to_owned(), now: at(2) };
-    assert!(!system.note(note).await.unwrap());
+    let note = Note { task: new.id, token, message: "zombie".to_owned(), progress: None, now: at(2) };
+    assert!(system.note(note).await.unwrap().is_none());
     assert!(system.claim(NodeId::new(), tokens(1), "x", at(4)).await.unwrap().is_empty());
     let second = system.claim(NodeId::new(), tokens(1), "x", at(5)).await.unwrap().remove(0);
     assert_eq!(second.lease.attempt, 2);
@@ -104,16 +104,6 @@ async fn a_claim_says_so_in_the_message(db: TestDatabase) {
     db.store.system().claim(NodeId::new(), tokens(1), "running", at(3)).await.unwrap();
     let task = scoped.get(new.id).await.unwrap().unwrap();
     assert_eq!((task.message.as_deref(), task.updated), (Some("running"), at(3)));
-}
-
-async fn ended_tasks_are_told_from_live_ones(db: TestDatabase) {
-    let (_, scoped) = caller(&db.store, "a").await;
-    let (live, over) = (new_task(at(0)), new_task(at(0)));
-    scoped.create(live.clone()).await.unwrap();
-    scoped.create(over.clone()).await.unwrap();
-    scoped.cancel(over.id, end(Outcome::Cancelled, at(1))).await.unwrap();
-    assert_eq!(db.store.system().ended(&[live.id, over.id]).await.unwrap(), [over.id]);
-    assert!(db.store.system().ended(&[]).await.unwrap().is_empty());
 }
 
 async fn a_broken_row_is_ended_and_stops_nobody(db: TestDatabase) {

@@ -2,9 +2,12 @@
 
 use futures_util::future::join_all;
 use taskhold::domain::ids::NodeId;
+use taskhold::domain::input::Answer;
+use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
 use taskhold::store::Ended;
 
+use super::questions::{Running, then};
 use super::sessions::new_session;
 use super::{at, caller, claimed_task, contract, end, finish, new_task, result};
 use crate::support::database::TestDatabase;
@@ -13,6 +16,7 @@ contract! {
     a_foreign_task_is_a_missing_task,
     a_foreign_session_is_a_missing_session,
     gathered_look_ups_keep_contexts_apart,
+    a_foreign_question_is_an_unknown_question,
 }
 
 // req: AUTH-03, AUTH-04, AUTH-13
@@ -71,4 +75,31 @@ async fn gathered_look_ups_keep_contexts_apart(db: TestDatabase) {
         assert_eq!(task.as_ref().map(|task| task.id), own.then_some(id));
         assert_eq!(full.map(|(task, _)| task), task);
     }
+}
+
+// req: AUTH-03, AUTH-04, INPUT-05, INPUT-14
+async fn a_foreign_question_is_an_unknown_question(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let (_, stranger) = caller(&db.store, "stranger").await;
+    let input = work.ask("secret", at(1)).await;
+    let sent = work.send(input).await;
+    let seen = async || {
+        let delivered = work.scoped.delivered(sent).await.unwrap().unwrap();
+        (work.task().await, work.scoped.open_inputs(work.task).await.unwrap(), delivered)
+    };
+    let before = seen().await;
+    assert!(stranger.open_inputs(work.task).await.unwrap().is_empty());
+    assert_eq!(stranger.delivered(sent).await.unwrap(), None);
+    let forged = Answer::Result(RawJson::trusted("{}"));
+    assert_eq!(stranger.answer_input(sent, forged.clone(), &then("forged"), at(2)).await.unwrap(), None);
+    stranger.refuse_answer(sent).await.unwrap();
+    assert!(!stranger.set_client_task(sent, RawJson::trusted("{}")).await.unwrap());
+    assert_eq!(seen().await, before);
+    let session = new_session(work.context, 1);
+    work.scoped.add_session(session.clone(), 10).await.unwrap();
+    stranger.set_log_level(session.id, "debug").await.unwrap();
+    assert_eq!(work.scoped.session(session.id).await.unwrap().unwrap().log_level, None);
+    work.scoped.set_log_level(session.id, "debug").await.unwrap();
+    assert_eq!(work.scoped.session(session.id).await.unwrap().unwrap().log_level.as_deref(), Some("debug"));
+    assert!(work.scoped.answer_input(sent, forged, &then("answered"), at(3)).await.unwrap().is_some());
 }

@@ -1,9 +1,14 @@
 //! Migrations, and the schema that they make.
 
 use futures_util::future::join_all;
+use taskhold::domain::ids::SessionId;
+use taskhold::domain::work::NewTask;
 use taskhold::store::{DatabaseOptions, OpenError, check_migrations, migrate, open};
 
 use crate::support::database::{Backend, EmptyDatabase, TestDatabase, number, options, run, texts};
+
+/// How many there are.
+const MIGRATIONS: i64 = 4;
 
 /// Runs a case on an empty database of each engine.
 macro_rules! on_empty {
@@ -36,10 +41,14 @@ on_empty! {
     a_schema_from_the_future_is_refused,
     a_newer_schema_that_allows_us_is_served,
     a_database_without_migrations_is_not_served,
+    tasks_that_live_through_the_second_migration_have_their_session,
 }
 
 async fn a_second_run_does_nothing(db: EmptyDatabase) {
-    assert_eq!(check_migrations(&options(&db.url)).await.unwrap(), ["0001 tasks"]);
+    assert_eq!(
+        check_migrations(&options(&db.url)).await.unwrap(),
+        ["0001 tasks", "0002 talk", "0003 keys", "0004 rounds"]
+    );
     migrate(&options(&db.url)).await.unwrap();
     assert!(check_migrations(&options(&db.url)).await.unwrap().is_empty());
     run(
@@ -51,7 +60,7 @@ async fn a_second_run_does_nothing(db: EmptyDatabase) {
     .await;
     migrate(&options(&db.url)).await.unwrap();
     assert_eq!(number(&db.url, "SELECT COUNT(*) FROM server_keys").await, 1);
-    assert_eq!(number(&db.url, "SELECT COUNT(*) FROM _sqlx_migrations").await, 1);
+    assert_eq!(number(&db.url, "SELECT COUNT(*) FROM _sqlx_migrations").await, MIGRATIONS);
     assert_eq!(number(&db.url, "SELECT COUNT(*) FROM schema_info WHERE holder IS NOT NULL").await, 0);
 }
 
@@ -67,7 +76,7 @@ async fn six_at_once_migrate_once(db: EmptyDatabase) {
     for result in join_all(runs).await {
         result.unwrap().unwrap();
     }
-    assert_eq!(number(&db.url, "SELECT COUNT(*) FROM _sqlx_migrations").await, 1);
+    assert_eq!(number(&db.url, "SELECT COUNT(*) FROM _sqlx_migrations").await, MIGRATIONS);
     open(&options(&db.url)).await.unwrap().system().ping().await.unwrap();
 }
 
@@ -107,6 +116,47 @@ async fn a_database_without_migrations_is_not_served(db: EmptyDatabase) {
     if let Some(path) = db.url.strip_prefix("sqlite://") {
         assert!(!std::path::Path::new(path).exists(), "a check makes no file");
     }
+}
+
+/// The second migration's work, undone: what it finds in a database of the first.
+const BEFORE_TALK: &str = "
+    DROP TABLE task_inputs;
+    DROP TABLE input_deliveries;
+    DROP TABLE upstream_tasks;
+    DROP TABLE signals;
+    DROP TABLE resource_subscriptions;
+    DROP INDEX task_live_by_session;
+    DROP INDEX sessions_by_stream_node;
+    ALTER TABLE tasks DROP COLUMN progress;
+    ALTER TABLE tasks DROP COLUMN progress_at;
+    ALTER TABLE task_live DROP COLUMN session;
+    ALTER TABLE task_live DROP COLUMN open_inputs;
+    ALTER TABLE sessions DROP COLUMN stream;
+    ALTER TABLE sessions DROP COLUMN stream_node;
+    ALTER TABLE sessions DROP COLUMN log_level;
+    ALTER TABLE sessions DROP COLUMN initialized;
+    DROP TABLE parked_calls;
+    DROP INDEX tasks_by_idempotency;
+    ALTER TABLE tasks DROP COLUMN idempotency_key;
+    ALTER TABLE tasks DROP COLUMN digest;
+    ALTER TABLE tasks DROP COLUMN parked;
+    DELETE FROM _sqlx_migrations WHERE version IN (2, 3, 4);";
+
+// req: KEEP-01
+async fn tasks_that_live_through_the_second_migration_have_their_session(db: EmptyDatabase) {
+    migrate(&options(&db.url)).await.unwrap();
+    let store = open(&options(&db.url)).await.unwrap();
+    let (_, scoped) = super::caller(&store, "a").await;
+    for session in [Some(SessionId::new()), None] {
+        scoped.create(NewTask { session, ..super::new_task(super::at(0)) }).await.unwrap();
+    }
+    store.system().close().await;
+    run(&db.url, BEFORE_TALK).await;
+    assert_eq!(check_migrations(&options(&db.url)).await.unwrap(), ["0002 talk", "0003 keys", "0004 rounds"]);
+    migrate(&options(&db.url)).await.unwrap();
+    let live = "SELECT COUNT(*) FROM task_live l JOIN tasks t ON t.id = l.task WHERE ";
+    assert_eq!(number(&db.url, &format!("{live} l.session = t.session AND l.open_inputs = 0")).await, 1);
+    assert_eq!(number(&db.url, &format!("{live} l.session IS NULL AND t.session IS NULL")).await, 1);
 }
 
 #[tokio::test]

@@ -3,16 +3,23 @@
 mod batches;
 mod catalog;
 mod claims;
+mod deliveries;
+mod inputs;
 mod isolation;
 mod links;
 mod lists;
 mod migrations;
+mod news;
 mod nodes;
+pub mod questions;
 mod races;
 mod retention;
+mod rounds;
 mod sessions;
+mod subscriptions;
 mod tasks;
 mod tokens;
+mod upstream_tasks;
 
 use std::time::Duration;
 
@@ -29,7 +36,7 @@ use taskhold::store::{End, Finish, ScopedStore, Store};
 use crate::support::contract;
 
 /// Some time, in seconds after an arbitrary start.
-fn at(seconds: u64) -> Timestamp {
+pub fn at(seconds: u64) -> Timestamp {
     Timestamp::from_micros(1_800_000_000_000_000) + Duration::from_secs(seconds)
 }
 
@@ -52,6 +59,7 @@ fn new_task(created: Timestamp) -> NewTask {
         run_limit: Duration::from_millis(1_800_000),
         capabilities: RawJson::trusted("{}"),
         progress_token: Some(RawJson::trusted("\"p-1\"")),
+        keyed: None,
         claim: None,
     }
 }
@@ -75,7 +83,7 @@ fn finish(task: TaskId, token: LeaseToken, outcome: Outcome, now: Timestamp) -> 
 }
 
 /// A caller with a context of its own.
-async fn caller(store: &Store, subject: &str) -> (ContextId, ScopedStore) {
+pub async fn caller(store: &Store, subject: &str) -> (ContextId, ScopedStore) {
     let key = ContextKey { subject: subject.to_owned(), ..ContextKey::default() };
     let id = store.system().ensure_context(key, at(0)).await.unwrap();
     (id, store.scoped(&AuthContext::verified(id, None, Credential::Token(TokenId::new()))))

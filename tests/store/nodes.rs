@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
-use taskhold::domain::ids::{NodeId, TaskId};
-use taskhold::store::Beat;
+use taskhold::domain::ids::{NodeId, StreamId, TaskId};
+use taskhold::domain::outcome::Outcome;
+use taskhold::domain::session::SessionStream;
+use taskhold::store::{Beat, Hold, NewSubscription};
 
-use super::{at, caller, claimed_task, contract, new_task};
+use super::questions::Running;
+use super::sessions::new_session;
+use super::{at, caller, claimed_task, contract, finish, new_task};
 use crate::support::database::TestDatabase;
 
 contract! {
     a_heartbeat_tells_the_databases_time,
     only_the_silent_are_declared_dead,
     the_dead_leave_orphans,
+    what_may_be_recovered_is_known_by_one_look,
     a_retired_node_is_forgotten_when_nothing_is_left,
 }
 
@@ -77,6 +82,53 @@ async fn the_dead_leave_orphans(db: TestDatabase) {
     let lease = all[0].lease;
     assert_eq!(system.claim_of(lease.task, lease.token).await.unwrap().unwrap(), all[0]);
     assert_eq!(system.held(judge).await.unwrap().iter().map(|lease| lease.task).collect::<Vec<_>>(), [own.id]);
+}
+
+async fn what_may_be_recovered_is_known_by_one_look(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let system = db.store.system();
+    let [judge, dead] = [NodeId::new(), NodeId::new()];
+    for node in [judge, dead, work.node] {
+        system.register_node(node).await.unwrap();
+    }
+    let input = work.ask("x", at(1)).await;
+    let session = new_session(work.context, 1);
+    let id = session.id;
+    work.scoped.add_session(session, 10).await.unwrap();
+    let lost = async || system.anything_lost(judge, 20 * SECOND).await.unwrap();
+    // All that the living have is no loss, and one that judges says nothing of itself.
+    work.scoped.open_session_stream(id, SessionStream { id: StreamId::new(), node: judge }).await.unwrap();
+    let subscription =
+        |node| NewSubscription { session: id, uri: "x://1".to_owned(), upstream: "u".to_owned(), node, now: at(1) };
+    work.scoped.add_subscription(subscription(judge), 10).await.unwrap();
+    silence(&db, judge, 30).await;
+    silence(&db, dead, 10).await;
+    assert!(!lost().await);
+    silence(&db, dead, 20).await;
+    assert!(lost().await, "it is silent");
+    system.declare_dead(judge, 20 * SECOND).await.unwrap();
+    assert!(!lost().await, "it had nothing");
+    for of in [dead, NodeId::new()] {
+        let (new, token) = claimed_task(at(0), of);
+        work.scoped.create(new.clone()).await.unwrap();
+        assert!(lost().await, "a lease");
+        system.finish(finish(new.id, token, Outcome::Cancelled, at(1))).await.unwrap();
+        assert!(!lost().await);
+        let delivery = Hold { node: of, ..work.hold(input) };
+        assert!(system.hold_input(delivery.clone()).await.unwrap());
+        assert!(lost().await, "a question");
+        system.let_go(of, &[delivery.delivery]).await.unwrap();
+        assert!(!lost().await);
+        let stream = SessionStream { id: StreamId::new(), node: of };
+        work.scoped.open_session_stream(id, stream).await.unwrap();
+        assert!(lost().await, "a stream");
+        system.close_session_stream(work.context, id, stream.id).await.unwrap();
+        assert!(!lost().await);
+        work.scoped.add_subscription(subscription(of), 10).await.unwrap();
+        assert!(lost().await, "a subscription");
+        work.scoped.add_subscription(subscription(judge), 10).await.unwrap();
+        assert!(!lost().await);
+    }
 }
 
 async fn a_retired_node_is_forgotten_when_nothing_is_left(db: TestDatabase) {

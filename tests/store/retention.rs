@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use taskhold::domain::ids::{NodeId, TaskId};
+use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
-use taskhold::domain::work::NewTask;
-use taskhold::store::{End, Ended};
+use taskhold::domain::work::{NewTask, UpstreamTask};
+use taskhold::store::{End, Ended, Firsts, Signal, SignalKind};
 
+use super::questions::{Running, then};
+use super::sessions::new_session;
 use super::{at, caller, claimed_task, contract, end, new_task, result};
 use crate::support::database::TestDatabase;
 
@@ -15,6 +18,8 @@ contract! {
     only_expired_ends_are_reaped,
     reaping_goes_in_bounded_batches_on_several_nodes,
     overdue_tasks_are_found_and_ended_whatever_their_lease,
+    nothing_that_belongs_to_a_task_outlives_it,
+    what_goes_first_is_known_by_one_look,
 }
 
 // req: KEEP-03, KEEP-04
@@ -103,4 +108,103 @@ async fn overdue_tasks_are_found_and_ended_whatever_their_lease(db: TestDatabase
     assert!(system.overdue(at(300), 10).await.unwrap().is_empty());
     let task = scoped.get(first.id).await.unwrap().unwrap();
     assert_eq!(task.expires, Some(at(300) + Duration::from_secs(600)));
+}
+
+async fn what_goes_first_is_known_by_one_look(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let system = db.store.system();
+    assert_eq!(system.firsts().await.unwrap(), Firsts::default());
+    for (number, expires) in [(1, None), (2, Some(at(20))), (3, Some(at(10)))] {
+        let over = new_task(at(0));
+        scoped.create(over.clone()).await.unwrap();
+        scoped.cancel(over.id, End { expires, ..end(Outcome::Cancelled, at(1)) }).await.unwrap();
+        scoped.create(NewTask { hard_end: at(40 - number), ..new_task(at(0)) }).await.unwrap();
+        scoped.add_session(new_session(context, 50 + number), 10).await.unwrap();
+        let signal = Signal {
+            id: over.id.as_uuid(),
+            kind: SignalKind::SessionEnded,
+            context,
+            session: None,
+            subject: String::new(),
+            payload: None,
+            created: at(60 + number),
+        };
+        system.signal(signal).await.unwrap();
+        let (task, context) = (db.id(over.id.as_uuid()), db.id(context.as_uuid()));
+        let (columns, expires) = ("task, context, round, open, expires", at(70 + number).micros());
+        let parked = format!("INSERT INTO parked_calls ({columns}) VALUES ({task}, {context}, 1, 1, {expires})");
+        db.sql(&parked).await;
+    }
+    let (dead, living) = (NodeId::new(), NodeId::new());
+    let heard = system.register_node(dead).await.unwrap();
+    system.register_node(living).await.unwrap();
+    system.retire_node(dead).await.unwrap();
+    let expected = Firsts {
+        hard_end: Some(at(37)),
+        expiry: Some(at(10)),
+        round: Some(at(71)),
+        session: Some(at(51)),
+        signal: Some(at(61)),
+        node: Some(heard),
+    };
+    assert_eq!(system.firsts().await.unwrap(), expected);
+}
+
+// req: KEEP-03
+// field case: F-SQL-07
+async fn nothing_that_belongs_to_a_task_outlives_it(db: TestDatabase) {
+    const TABLES: [&str; 8] = [
+        "tasks",
+        "task_live",
+        "task_requests",
+        "task_outcomes",
+        "task_inputs",
+        "input_deliveries",
+        "upstream_tasks",
+        "signals",
+    ];
+    let counts = async || {
+        let mut counts = Vec::new();
+        for table in TABLES {
+            counts.push(db.number(&format!("SELECT COUNT(*) FROM {table}")).await);
+        }
+        counts
+    };
+    let base = counts().await;
+    let system = db.store.system();
+    join_all((0..200).map(async |n| {
+        let work = Running::new(&db).await;
+        let (answered, withdrawn) = (work.ask("answered", at(1)).await, work.ask("withdrawn", at(2)).await);
+        let (open, _unsent) = (work.ask("open", at(3)).await, work.ask("never sent", at(4)).await);
+        let (one, two, three) = (work.send(answered).await, work.send(withdrawn).await, work.send(open).await);
+        work.answer(one, "x", at(5)).await.unwrap();
+        work.system.let_go(work.node, &[two]).await.unwrap();
+        work.send(withdrawn).await;
+        work.system.withdraw_input(withdrawn, work.token, &then("no"), at(5)).await.unwrap().unwrap();
+        assert!(work.scoped.set_client_task(three, RawJson::trusted(r#"{"taskId":"x"}"#)).await.unwrap());
+        let upstream = UpstreamTask { id: n.to_string(), session: None, revision: "2025-11-25".to_owned() };
+        assert!(work.system.hand_over(work.task, work.token, upstream, at(6)).await.unwrap());
+        let signal = Signal {
+            id: work.task.as_uuid(),
+            kind: SignalKind::PlainAnswer,
+            context: work.context,
+            session: Some(work.session),
+            subject: three.to_string(),
+            payload: Some(RawJson::trusted("{}")),
+            created: at(6),
+        };
+        work.system.signal(signal).await.unwrap();
+        let over = End { expires: Some(at(20)), ..end(Outcome::Cancelled, at(7)) };
+        assert!(matches!(work.scoped.cancel(work.task, over).await.unwrap(), Ended::Done(_)));
+    }))
+    .await;
+    assert_eq!(counts().await, [200, 0, 200, 200, 800, 800, 200, 200]);
+    // As long as the task is there, so is what belongs to it.
+    assert_eq!(system.reap(at(19), 500).await.unwrap(), 0);
+    assert_eq!(counts().await[4..7], [800, 800, 200]);
+    assert_eq!(system.reap(at(20), 150).await.unwrap(), 150);
+    assert_eq!(counts().await[4..7], [200, 200, 50], "with the task, not later");
+    assert_eq!(system.reap(at(20), 150).await.unwrap(), 50);
+    assert_eq!(system.reap_signals(at(66), 500).await.unwrap(), 200);
+    assert_eq!(counts().await, base);
 }

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use taskhold::domain::ids::{ContextId, SessionId};
+use taskhold::domain::ids::{ContextId, NodeId, SessionId, StreamId};
 use taskhold::domain::json::RawJson;
-use taskhold::domain::session::Session;
+use taskhold::domain::session::{Session, SessionStream};
+use taskhold::store::StreamPlace;
 
 use super::{at, caller, contract};
 use crate::support::database::TestDatabase;
 
 contract! {
     sessions_are_kept_used_and_ended,
+    a_session_knows_the_node_of_its_last_stream,
     idle_sessions_are_reaped,
     the_sessions_of_a_context_are_bounded,
+    a_session_with_an_open_stream_makes_no_room,
     a_client_that_leaves_early_does_not_get_around_the_bound,
 }
 
@@ -24,6 +27,9 @@ pub fn new_session(context: ContextId, seconds: u64) -> Session {
         capabilities: RawJson::trusted(r#"{"tasks":{},"x":1.0}"#),
         created: at(seconds),
         last_used: at(seconds),
+        initialized: false,
+        stream: None,
+        log_level: None,
     }
 }
 
@@ -42,6 +48,22 @@ async fn sessions_are_kept_used_and_ended(mut db: TestDatabase) {
     assert!(scoped.end_session(session.id).await.unwrap());
     assert!(!scoped.end_session(session.id).await.unwrap());
     assert_eq!(scoped.session(session.id).await.unwrap(), None);
+}
+
+// req: HTTP-07
+async fn a_session_with_an_open_stream_makes_no_room(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let [listening, unused, newer, newest] = [1, 2, 3, 4].map(|seconds| new_session(context, seconds));
+    for session in [&listening, &unused] {
+        scoped.add_session(session.clone(), 2).await.unwrap();
+    }
+    let stream = SessionStream { id: StreamId::new(), node: NodeId::new() };
+    assert!(scoped.open_session_stream(listening.id, stream).await.unwrap());
+    scoped.add_session(newer, 2).await.unwrap();
+    assert!(scoped.session(listening.id).await.unwrap().is_some(), "it is in use");
+    scoped.add_session(newest, 2).await.unwrap();
+    assert_eq!(scoped.session(unused.id).await.unwrap(), None);
+    assert!(scoped.session(listening.id).await.unwrap().is_some(), "it is in use");
 }
 
 async fn idle_sessions_are_reaped(db: TestDatabase) {
@@ -100,4 +122,31 @@ async fn a_client_that_leaves_early_does_not_get_around_the_bound(db: TestDataba
         }
     };
     assert!(tokio::time::timeout(Duration::from_secs(10), one_left).await.is_ok());
+}
+
+async fn a_session_knows_the_node_of_its_last_stream(db: TestDatabase) {
+    let (context, scoped) = caller(&db.store, "a").await;
+    let (system, session) = (db.store.system(), new_session(context, 5));
+    scoped.add_session(session.clone(), 10).await.unwrap();
+    let node = async || scoped.session(session.id).await.unwrap().unwrap().stream;
+    let at_node = NodeId::new();
+    let [old, new] = [StreamId::new(), StreamId::new()].map(|id| SessionStream { id, node: at_node });
+    assert_eq!(node().await, None);
+    assert!(scoped.open_session_stream(session.id, old).await.unwrap());
+    assert_eq!(node().await, Some(old));
+    assert!(scoped.open_session_stream(session.id, new).await.unwrap());
+    system.close_session_stream(context, session.id, old.id).await.unwrap();
+    assert_eq!(node().await, Some(new), "the end of an earlier stream is not that of a later one on the same node");
+    let place = StreamPlace { context, session: session.id, last_used: at(5), stream: Some(new) };
+    assert_eq!(system.session_streams(&[session.id, SessionId::new()]).await.unwrap(), [place]);
+    assert_eq!(system.streams_at(at_node).await.unwrap(), [place]);
+    let (foreign, stranger) = caller(&db.store, "b").await;
+    assert!(!stranger.open_session_stream(session.id, old).await.unwrap());
+    system.close_session_stream(foreign, session.id, new.id).await.unwrap();
+    assert_eq!(node().await, Some(new), "no other context moves it");
+    assert!(!scoped.open_session_stream(SessionId::new(), old).await.unwrap(), "there is no such session");
+    system.close_session_stream(context, session.id, new.id).await.unwrap();
+    assert_eq!(node().await, None);
+    assert!(system.streams_at(at_node).await.unwrap().is_empty());
+    assert_eq!(scoped.session(session.id).await.unwrap(), Some(session));
 }

@@ -5,8 +5,8 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::retention::Ttl;
 use taskhold::domain::task::{Status, Task};
-use taskhold::domain::work::NewTask;
-use taskhold::store::{Ended, Note};
+use taskhold::domain::work::{CallKey, NewTask};
+use taskhold::store::{Ended, Note, Watch};
 
 use super::{at, caller, claimed_task, contract, end, finish, new_task, result};
 use crate::support::database::TestDatabase;
@@ -24,6 +24,7 @@ contract! {
     unstorable_text_is_made_storable,
     what_is_not_there_is_none,
     operators_see_every_context,
+    operators_see_no_call_that_is_no_task,
 }
 
 // req: LIFE-01
@@ -45,6 +46,9 @@ async fn a_new_task_is_working_and_all_of_it_is_kept(db: TestDatabase) {
             granted: Ttl::Milliseconds(3_600_000),
             poll_interval_ms: 1000,
             expires: None,
+            session: new.session,
+            progress_token: Some(RawJson::trusted("\"p-1\"")),
+            progress: None,
         }
     );
     assert_eq!(scoped.outcome(new.id).await.unwrap(), Some((task, None)));
@@ -116,8 +120,8 @@ async fn an_end_is_final(db: TestDatabase) {
     assert_eq!(system.end(new.id, end(result("second"), at(2))).await.unwrap(), Ended::Refused);
     let stranger = finish(new.id, LeaseToken::new(), result("third"), at(2));
     assert_eq!(system.finish(stranger).await.unwrap(), Ended::Refused);
-    let note = Note { task: new.id, token, message: "still there".to_owned(), now: at(2) };
-    assert!(!system.note(note).await.unwrap());
+    let note = Note { task: new.id, token, message: "still there".to_owned(), progress: None, now: at(2) };
+    assert!(system.note(note).await.unwrap().is_none());
     system.note_waiting(vec![(new.id, "queued".to_owned())], at(2)).await.unwrap();
     assert!(system.claim(NodeId::new(), vec![LeaseToken::new()], "x", at(9)).await.unwrap().is_empty());
     assert_eq!(scoped.outcome(new.id).await.unwrap(), before);
@@ -157,11 +161,11 @@ async fn a_strangers_lease_cannot_speak(db: TestDatabase) {
     scoped.create(new.clone()).await.unwrap();
     let stranger = LeaseToken::new();
     assert_eq!(system.finish(finish(new.id, stranger, result("zombie"), at(1))).await.unwrap(), Ended::Refused);
-    let note = |token| Note { task: new.id, token, message: "hello".to_owned(), now: at(1) };
-    assert!(!system.note(note(stranger)).await.unwrap());
+    let note = |token| Note { task: new.id, token, message: "hello".to_owned(), progress: None, now: at(1) };
+    assert!(system.note(note(stranger)).await.unwrap().is_none());
     assert!(system.claim_of(new.id, stranger).await.unwrap().is_none());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("queued"));
-    assert!(system.note(note(token)).await.unwrap());
+    assert!(system.note(note(token)).await.unwrap().is_some());
     assert_eq!(system.claim_of(new.id, token).await.unwrap().unwrap().lease.attempt, 1);
     assert!(matches!(system.finish(finish(new.id, token, result("owner"), at(2))).await.unwrap(), Ended::Done(_)));
     assert_eq!(scoped.outcome(new.id).await.unwrap().unwrap().1, Some(result("owner")));
@@ -173,10 +177,10 @@ async fn messages_move_the_time_only_when_they_differ(db: TestDatabase) {
     let system = db.store.system();
     let (new, token) = claimed_task(at(0), NodeId::new());
     scoped.create(new.clone()).await.unwrap();
-    let note = |message: &str, now| Note { task: new.id, token, message: message.to_owned(), now };
-    assert!(system.note(note("queued", at(5))).await.unwrap());
+    let note = |message: &str, now| Note { task: new.id, token, message: message.to_owned(), progress: None, now };
+    assert!(system.note(note("queued", at(5))).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().updated, at(0));
-    assert!(system.note(note("half", at(6))).await.unwrap());
+    assert!(system.note(note("half", at(6))).await.unwrap().is_some());
     let task = scoped.get(new.id).await.unwrap().unwrap();
     assert_eq!((task.updated, task.message.as_deref()), (at(6), Some("half")));
     let waiting = new_task(at(0));
@@ -196,8 +200,8 @@ async fn times_never_go_back(db: TestDatabase) {
     let (_, scoped) = caller(&db.store, "a").await;
     let (new, token) = claimed_task(at(100), NodeId::new());
     scoped.create(new.clone()).await.unwrap();
-    let note = Note { task: new.id, token, message: "from the past".to_owned(), now: at(1) };
-    assert!(db.store.system().note(note).await.unwrap());
+    let note = Note { task: new.id, token, message: "from the past".to_owned(), progress: None, now: at(1) };
+    assert!(db.store.system().note(note).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().updated.micros(), at(100).micros() + 1);
     let Ended::Done(task) = db.store.system().finish(finish(new.id, token, result("x"), at(2))).await.unwrap() else {
         panic!("refused")
@@ -212,8 +216,8 @@ async fn unstorable_text_is_made_storable(db: TestDatabase) {
     new.message = "\0".to_owned();
     scoped.create(new.clone()).await.unwrap();
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().tool, "to\u{FFFD}ol");
-    let note = Note { task: new.id, token, message: "a\0b".to_owned(), now: at(1) };
-    assert!(db.store.system().note(note).await.unwrap());
+    let note = Note { task: new.id, token, message: "a\0b".to_owned(), progress: None, now: at(1) };
+    assert!(db.store.system().note(note).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("a\u{FFFD}b"));
 }
 
@@ -224,7 +228,8 @@ async fn what_is_not_there_is_none(db: TestDatabase) {
     assert_eq!(scoped.outcome(id).await.unwrap(), None);
     assert_eq!(scoped.cancel(id, end(Outcome::Cancelled, at(0))).await.unwrap(), Ended::Refused);
     assert_eq!(db.store.system().details(id).await.unwrap(), None);
-    assert_eq!(db.store.system().ended(&[id]).await.unwrap(), [id]);
+    let watch = Watch { tasks: vec![id], ..Watch::nothing(at(0)) };
+    assert_eq!(db.store.system().watch(watch).await.unwrap().ended, [id]);
     db.store.system().ping().await.unwrap();
 }
 
@@ -247,4 +252,26 @@ async fn operators_see_every_context(db: TestDatabase) {
     let details = system.details(running.id).await.unwrap().unwrap();
     assert_eq!((details.attempt, details.node, details.outcome), (1, None, Some(result("x"))));
     assert_eq!((details.upstream.as_str(), details.upstream_tool.as_str()), ("demo", "wait"));
+}
+
+async fn operators_see_no_call_that_is_no_task(db: TestDatabase) {
+    let (_, scoped) = caller(&db.store, "a").await;
+    let system = db.store.system();
+    let task = new_task(at(1));
+    scoped.create(task.clone()).await.unwrap();
+    let keyed = |key: Option<&str>| CallKey { key: key.map(str::to_owned), digest: "d".to_owned(), parked: true };
+    let (keyed, parked) = (Some(keyed(Some("k"))), Some(keyed(None)));
+    let calls = [keyed, parked].map(|keyed| NewTask { keyed, ..new_task(at(2)) });
+    for call in &calls {
+        assert!(scoped.create(call.clone()).await.unwrap());
+        assert!(system.details(call.id).await.unwrap().unwrap().parked);
+    }
+    let listed = async || {
+        let all = system.all_tasks(None, 2).await.unwrap();
+        all.iter().map(|details| details.task.id).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, [task.id], "they take no place of a page");
+    scoped.unpark(calls[0].id).await.unwrap();
+    assert_eq!(listed().await, [calls[0].id, task.id], "it is one from now on");
+    assert!(!system.details(calls[0].id).await.unwrap().unwrap().parked);
 }

@@ -12,6 +12,8 @@ pub struct Client {
     pub session: Option<String>,
     pub revision: &'static str,
     pub accept: &'static str,
+    /// What it declares at `initialize`.
+    pub capabilities: Value,
     pub next_id: std::sync::Arc<std::sync::atomic::AtomicU64>,
 }
 
@@ -32,6 +34,7 @@ impl Client {
             session: None,
             revision: "2025-11-25",
             accept: "application/json, text/event-stream",
+            capabilities: json!({}),
             next_id: std::sync::Arc::default(),
         }
     }
@@ -39,6 +42,18 @@ impl Client {
     /// A client with an open session of 2025-11-25.
     pub async fn connected(url: &str, token: &str) -> Self {
         let mut client = Self::new(url, Some(token));
+        client.initialize("2025-11-25").await;
+        client
+    }
+
+    /// The same, of a client that serves everything it may be asked.
+    pub async fn capable(url: &str, token: &str) -> Self {
+        let capabilities = json!({
+            "elicitation": { "form": {}, "url": {} },
+            "sampling": { "tools": {}, "context": {} },
+            "roots": {},
+        });
+        let mut client = Self { capabilities, ..Self::new(url, Some(token)) };
         client.initialize("2025-11-25").await;
         client
     }
@@ -52,7 +67,7 @@ impl Client {
     pub async fn initialize(&mut self, revision: &'static str) -> Value {
         let params = json!({
             "protocolVersion": revision,
-            "capabilities": {},
+            "capabilities": self.capabilities,
             "clientInfo": { "name": "persona", "version": "1" },
         });
         let answer = self.send(&self.message("initialize", &params)).await;
@@ -73,6 +88,11 @@ impl Client {
 
     pub async fn request(&self, method: &str, params: Value) -> Answer {
         self.send(&self.message(method, &params)).await
+    }
+
+    /// Answers a request of the server's.
+    pub async fn respond(&self, id: &Value, result: &Value) -> Answer {
+        self.send(&json!({ "jsonrpc": "2.0", "id": id, "result": result }).to_string()).await
     }
 
     /// POSTs a body as it is.

@@ -94,7 +94,9 @@ impl TestDatabase {
     pub async fn rows_of_tasks(&self) -> i64 {
         self.number(
             "SELECT (SELECT COUNT(*) FROM tasks) + (SELECT COUNT(*) FROM task_live)
-                + (SELECT COUNT(*) FROM task_requests) + (SELECT COUNT(*) FROM task_outcomes)",
+                + (SELECT COUNT(*) FROM task_requests) + (SELECT COUNT(*) FROM task_outcomes)
+                + (SELECT COUNT(*) FROM task_inputs) + (SELECT COUNT(*) FROM input_deliveries)
+                + (SELECT COUNT(*) FROM upstream_tasks) + (SELECT COUNT(*) FROM parked_calls)",
         )
         .await
     }
@@ -219,6 +221,7 @@ fn new_name() -> String {
 async fn from_template() -> (String, Place) {
     let mut hash = DefaultHasher::new();
     include_str!("../../migrations/postgres/0001_tasks.sql").hash(&mut hash);
+    include_str!("../../migrations/postgres/0002_talk.sql").hash(&mut hash);
     let template = format!("template_{:016x}", hash.finish());
     let mut admin = PgConnection::connect(&server()).await.expect("the test cluster answers");
     // Tests are processes of their own: one makes the template, the others wait.

@@ -2,12 +2,19 @@
 
 pub mod client;
 pub mod database;
+pub mod events;
+pub mod host;
+pub mod modern;
 pub mod pgproxy;
 pub mod processes;
+pub mod raw;
+pub mod remote;
 pub mod rng;
+pub mod schema;
 pub mod script;
 pub mod server;
 pub mod tasks;
+pub mod waiting;
 
 /// Runs each case on each database.
 macro_rules! contract {

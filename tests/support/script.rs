@@ -4,13 +4,17 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use taskhold::domain::input::{Answer, InputKind, Question};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::mode::TaskMode;
 use taskhold::domain::outcome::Outcome;
-use taskhold::executor::{ArgumentCheck, Attempt, Call, Catalogue, Event, Executor, Tool};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use taskhold::executor::{ArgumentCheck, Attempt, Call, Catalogue, Changes, Executor, Host, Shelf, Tool};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use super::host::Answers as _;
 
 /// Hands every call to the test.
 pub struct Script {
@@ -21,7 +25,7 @@ pub struct Script {
 /// A call that waits for the test to say how it ends.
 pub struct ScriptedCall {
     pub call: Call,
-    pub events: mpsc::Sender<Event>,
+    pub host: Arc<dyn Host>,
     pub stop: CancellationToken,
     end: oneshot::Sender<Attempt>,
 }
@@ -53,6 +57,12 @@ impl ScriptedCall {
         self.end(Attempt::Answered(result(text)));
     }
 
+    /// The work asks; its answer, once there is one.
+    pub fn ask(&self, question: Question) -> JoinHandle<Answer> {
+        let host = self.host.clone();
+        tokio::spawn(async move { host.answer_to(question).await })
+    }
+
     /// Ends the call by a panic of the executor.
     pub fn panic(self) {
         drop(self.end);
@@ -61,9 +71,9 @@ impl ScriptedCall {
 
 #[async_trait]
 impl Executor for Script {
-    async fn run(&self, call: Call, events: mpsc::Sender<Event>, stop: CancellationToken) -> Attempt {
+    async fn run(&self, call: Call, host: Arc<dyn Host>, stop: CancellationToken) -> Attempt {
         let (end, ended) = oneshot::channel();
-        let scripted = ScriptedCall { call, events, stop: stop.clone(), end };
+        let scripted = ScriptedCall { call, host, stop: stop.clone(), end };
         assert!(self.calls.send(scripted).is_ok(), "the script's receiver lives as long as its executor");
         tokio::select! {
             attempt = ended => attempt.expect("the test ended this call by a panic"),
@@ -77,9 +87,16 @@ pub struct Prompt;
 
 #[async_trait]
 impl Executor for Prompt {
-    async fn run(&self, call: Call, _: mpsc::Sender<Event>, _: CancellationToken) -> Attempt {
+    async fn run(&self, call: Call, _: Arc<dyn Host>, _: CancellationToken) -> Attempt {
         Attempt::Answered(result(&call.upstream_tool))
     }
+}
+
+/// A question for a number.
+pub fn how_many() -> Question {
+    let params = serde_json::json!({ "message": "How many?", "requestedSchema": {
+        "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] } });
+    Question { kind: InputKind::Elicitation, params: Some(RawJson::from_value(&params)) }
 }
 
 /// A tool result with one text block.
@@ -89,21 +106,47 @@ pub fn result(text: &str) -> Outcome {
 }
 
 /// A fixed list of tools.
-pub struct Tools(Arc<Vec<Arc<Tool>>>);
+pub struct Tools {
+    tools: Arc<Vec<Arc<Tool>>>,
+    shelf: Arc<Shelf>,
+    changes: watch::Sender<Changes>,
+}
 
 impl Tools {
     pub fn new(tools: Vec<Tool>) -> Arc<Self> {
-        Arc::new(Self(Arc::new(tools.into_iter().map(Arc::new).collect())))
+        Self::beside(tools, Shelf::default())
+    }
+
+    /// Tools, and what is offered besides them.
+    pub fn beside(tools: Vec<Tool>, shelf: Shelf) -> Arc<Self> {
+        Arc::new(Self {
+            tools: Arc::new(tools.into_iter().map(Arc::new).collect()),
+            shelf: Arc::new(shelf),
+            changes: watch::Sender::new(Changes::default()),
+        })
+    }
+
+    /// Says that lists have changed, as a catalogue does whose upstreams offer other things than before.
+    pub fn say_changed(&self, change: impl FnOnce(&mut Changes)) {
+        self.changes.send_modify(change);
     }
 }
 
 impl Catalogue for Tools {
     fn tools(&self) -> Arc<Vec<Arc<Tool>>> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.tools)
     }
 
     fn tool(&self, exposed: &str) -> Option<Arc<Tool>> {
-        self.0.iter().find(|tool| tool.exposed == exposed).cloned()
+        self.tools.iter().find(|tool| tool.exposed == exposed).cloned()
+    }
+
+    fn shelf(&self) -> Arc<Shelf> {
+        Arc::clone(&self.shelf)
+    }
+
+    fn changes(&self) -> watch::Receiver<Changes> {
+        self.changes.subscribe()
     }
 }
 
@@ -115,11 +158,15 @@ pub fn tool(name: &str, mode: TaskMode, restart: RestartPolicy) -> Tool {
         upstream_tool: name.to_owned(),
         definition: RawJson::from_value(&serde_json::json!({ "name": name, "inputSchema": { "type": "object" } })),
         mode,
+        ask_first: false,
         restart,
         run_limit: None,
         ttl: None,
         poll_interval: None,
+        grace: None,
+        input_timeout: None,
         immediate_response: None,
+        param_headers: Vec::new(),
         arguments: ArgumentCheck::new(|arguments| {
             if arguments.as_str().contains("\"bad\"") { Err("/bad: not allowed".to_owned()) } else { Ok(()) }
         }),

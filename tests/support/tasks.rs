@@ -28,6 +28,7 @@ pub fn new_task(id: TaskId, created: Timestamp, claim: Option<(NodeId, LeaseToke
         run_limit: Duration::from_secs(600),
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
+        keyed: None,
         claim,
     }
 }

@@ -57,12 +57,11 @@ async fn progress_comes_back_to_the_call_that_made_it() {
     let mut calls: Vec<_> = (1..=3).map(|n| world.call(context, "prog", &format!(r#"{{"n":{n}}}"#))).collect();
     for (call, n) in calls.iter_mut().zip(1_u32..) {
         for step in 1..=n {
-            let expected = Event::Progress {
-                progress: f64::from(step),
-                total: Some(f64::from(n)),
-                message: Some(format!("step {step} of {n}")),
-            };
-            assert_eq!(within("progress", call.events.recv()).await, Some(expected));
+            let event = within("progress", call.heard.events.recv()).await;
+            let Some(Event::Progress { progress, total, message, params }) = event else { panic!("progress") };
+            assert_eq!((progress, total), (f64::from(step), Some(f64::from(n))));
+            assert_eq!(message.unwrap(), format!("step {step} of {n}"));
+            assert!(params.as_str().contains(&format!(r#""message":"step {step} of {n}""#)));
         }
     }
     for call in calls {
@@ -103,7 +102,7 @@ async fn the_late_answer_of_a_cancelled_call_is_ignored() {
     // Answered after the deaf call was written, so both are on the wire.
     assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":1}"#).await), "slept 1 ms");
     deaf.stop.cancel();
-    assert_eq!(within("the events to end", deaf.events.recv()).await, None);
+    assert_eq!(within("the events to end", deaf.heard.events.recv()).await, None);
     assert_eq!(deaf.end().await, Attempt::Stopped);
     assert_eq!(text(&world.answer(context, "sleep", r#"{"ms":600}"#).await), "slept 600 ms");
     world.upstreams.stop().await;
@@ -155,10 +154,31 @@ async fn noise_and_bad_lines_hurt_nobody() {
         echo '{"jsonrpc":"2.0","id":"x","result":{}}'; echo '{"jsonrpc":"2.0","method":"notifications/progress","params":7}'
         echo '{"jsonrpc":"2.0","id":5000,"method":"sampling/createMessage","params":{}}'
         head -c 70000 /dev/zero | tr '\0' 'x'; echo
+        echo '{"level":"info","id":'$id',"msg":"took it"}'; echo '{"id":'$id',"method":"GET","result":"200","error":null}'
+        printf '{"id":%s,"result":"' "$id"; head -c 70000 /dev/zero | tr '\0' 'x'; echo '"}'
         echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
     let mut small = settings();
-    small.result_limit = 1000; // one of the lines is too long by that
+    small.result_limit = 1000; // two of the lines are too long by that
     let world = World::with(small, vec![script("noisy", &server(noise))]).await;
+    let context = ContextId::new();
+    for _ in 0..3 {
+        assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
+    }
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn a_server_that_logs_what_it_reads_to_its_output_answers_its_calls() {
+    // Were a line of the log taken for the request that it quotes, it would be answered, and the answer logged in turn.
+    let logs = r#"
+        printf 'DEBUG received {"jsonrpc":"2.0","id":%s,"error":{"code":-32700,"message":"m"}}\n' "$id"
+        printf 'DEBUG sends {"jsonrpc":"2.0","id":%s,"result":' "$id"; head -c 70000 /dev/zero | tr '\0' 'x'; echo
+        echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
+    let logged = server(logs).replacen("id=$(", "printf 'DEBUG received %s\\n' \"$line\"\n  id=$(", 1);
+    let mut small = settings();
+    small.result_limit = 1000; // one of the lines is too long by that
+    let world = World::with(small, vec![script("logs", &logged)]).await;
     let context = ContextId::new();
     for _ in 0..3 {
         assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
@@ -183,6 +203,99 @@ async fn a_bad_answer_ends_the_call_it_answers_and_no_other() {
         let error = error(&world.answer(context, "t", &format!(r#"{{"kind":"{kind}"}}"#)).await);
         assert_eq!(error["data"]["reason"], "upstream_protocol", "{kind}: {error}");
         assert_eq!(text(&world.answer(context, "t", "{}").await), "fine");
+    }
+    world.upstreams.stop().await;
+}
+
+/// Runs `ask`, which writes a request, and gives the line that answers it as the call's result.
+fn asking(ask: &str) -> String {
+    server(&format!(
+        r#"
+        pad() {{ head -c "$1" /dev/zero | tr '\0' 'x'; }}
+        {ask}
+        IFS= read -r reply
+        echo '{{"jsonrpc":"2.0","id":'$id',"result":{{"content":[],"structuredContent":'"$reply"'}}}}'"#
+    ))
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn a_request_that_cannot_be_taken_is_answered() {
+    let ask = r#"
+        case "$line" in
+          *'"list"'*) echo '{"jsonrpc":"2.0","id":"a-1","method":"roots/list","params":[1]}' ;;
+          *'"text"'*) echo '{"jsonrpc":"2.0","id":-1,"method":"roots/list","params":"x"}' ;;
+          *'"null"'*) echo '{"jsonrpc":"2.0","id":7,"method":"roots/list","params":null}' ;;
+          *'"cut"'*) echo '{"jsonrpc":"2.0","id":"a\"b","method":"roots/list","params":{"a":' ;;
+          *'"first"'*) echo '{"jsonrpc":"2.0","id":1,"method":"roots/list","params":{"a":"'$(pad 70000)'"}}' ;;
+          *'"last"'*) echo '{"method":"roots/list","params":{"a":"'$(pad 70000)'"},"id":"00000000-0000-0000-0000-000000000000","jsonrpc":"2.0"}' ;;
+        esac"#;
+    let mut small = settings();
+    small.result_limit = 1000;
+    let world = World::with(small, vec![script("odd", &asking(ask))]).await;
+    let context = ContextId::new();
+    for (kind, id, code) in [
+        ("list", r#""a-1""#, -32600),
+        ("text", "-1", -32600),
+        ("null", "7", -32600),
+        ("cut", r#""a\"b""#, -32700),
+        ("first", "1", -32602),
+        ("last", r#""00000000-0000-0000-0000-000000000000""#, -32602),
+    ] {
+        let arguments = format!(r#"{{"kind":"{kind}"}}"#);
+        let attempt = within("its end", world.answer(context, "t", &arguments)).await;
+        let Attempt::Answered(Outcome::Result { json, .. }) = attempt else { panic!("{kind}: {attempt:?}") };
+        let result: serde_json::Value = serde_json::from_str(json.as_str()).unwrap();
+        let reply = &result["structuredContent"];
+        assert_eq!(
+            (reply["id"].to_string(), &reply["error"]["code"]),
+            (id.to_owned(), &code.into()),
+            "{kind}: {reply}"
+        );
+    }
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-14
+#[tokio::test]
+async fn a_request_without_an_id_to_answer_ends_the_calls_of_its_link() {
+    let ask = r#"
+        case "$line" in
+          *'"odd"'*) echo '{"jsonrpc":"2.0","id":1.5,"method":"roots/list"}' ;;
+          *'"long"'*) echo '{"jsonrpc":"2.0","id":"'$(pad 70000)'","method":"roots/list"}' ;;
+          *) echo '{"jsonrpc":"2.0","id":null,"method":"m","params":[1]}'; echo '{"level":"info","id":1.5,"method":"GET"}'
+             echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}' ;;
+        esac"#;
+    let mut small = settings();
+    small.result_limit = 1000;
+    let world = World::with(small, vec![script("odd", &asking(ask))]).await;
+    let context = ContextId::new();
+    for kind in ["odd", "long"] {
+        let arguments = format!(r#"{{"kind":"{kind}"}}"#);
+        let attempt = within("its end", world.answer(context, "t", &arguments)).await;
+        let Attempt::Lost { detail } = attempt else { panic!("{kind}: {attempt:?}") };
+        assert!(detail.contains("whose id is too long"), "{kind}: {detail}");
+    }
+    assert_eq!(text(&world.answer(context, "t", "{}").await), "fine", "noise ends nothing");
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-12, EXEC-14
+#[tokio::test]
+async fn a_request_without_an_id_to_answer_ends_no_calls_of_several_callers() {
+    // Asks when both calls are there, and answers them all the same.
+    let asks = r#"
+        case "$held" in
+          '') held=$id ;;
+          *) echo '{"jsonrpc":"2.0","id":1.5,"method":"roots/list"}'
+             for each in $held $id; do
+               echo '{"jsonrpc":"2.0","id":'$each',"result":{"content":[{"type":"text","text":"fine"}]}}'
+             done ;;
+        esac"#;
+    let world = World::new(vec![UpstreamConfig { shared: true, ..script("odd", &server(asks)) }]).await;
+    let calls = [ContextId::new(), ContextId::new()].map(|context| world.call(context, "t", "{}"));
+    for call in calls {
+        assert_eq!(text(&call.end().await), "fine");
     }
     world.upstreams.stop().await;
 }
@@ -214,7 +327,7 @@ async fn a_huge_progress_message_is_cut_before_it_waits() {
         echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"fine"}]}}'"#;
     let world = World::new(vec![script("chatty", &server(notes))]).await;
     let mut call = world.call(ContextId::new(), "t", "{}");
-    let note = within("a progress note", call.events.recv()).await;
+    let note = within("a progress note", call.heard.events.recv()).await;
     let Some(Event::Progress { message: Some(message), .. }) = note else { panic!("a message") };
     assert!((100..10_000).contains(&message.len()), "{}", message.len());
     assert_eq!(text(&call.end().await), "fine");
@@ -242,6 +355,22 @@ async fn a_result_over_the_limit_ends_its_call_with_both_sizes() {
     let fits = world.answer(context, "big", &format!(r#"{{"bytes":{}}}"#, 100_000 - around)).await;
     assert_eq!(text(&fits).len(), 100_000 - around);
     assert_eq!(text(&other.end().await), "slept 1000 ms");
+    world.upstreams.stop().await;
+}
+
+// req: EXEC-05
+#[tokio::test]
+async fn much_around_a_small_result_is_said_to_be_the_messages_size() {
+    let mut small = settings();
+    small.result_limit = 100_000;
+    let padded = r#"printf '{"jsonrpc":"2.0",%200000s"id":%s,"result":{"content":[]}}\n' '' "$id" "#;
+    let world = World::with(small, vec![script("padding", &server(padded))]).await;
+    let error = error(&world.answer(ContextId::new(), "t", "{}").await);
+    assert_eq!(error["data"]["reason"], "result_too_large");
+    let (bytes, limit) = (error["data"]["bytes"].as_u64().unwrap(), error["data"]["limit"].as_u64().unwrap());
+    assert!((200_001..200_100).contains(&bytes) && limit == 100_000 + (64 << 10), "{error}");
+    let message = format!("the message has {bytes} bytes, more than the limit of {limit} bytes");
+    assert_eq!(error["message"], message.as_str());
     world.upstreams.stop().await;
 }
 
@@ -277,7 +406,8 @@ async fn an_upstream_gets_the_opening_in_order_and_its_requests_answered() {
     let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["method"], "initialize");
     assert_eq!(lines[0]["params"]["protocolVersion"], "2025-11-25");
-    assert_eq!(lines[0]["params"]["capabilities"], serde_json::json!({}));
+    let declared = r#"{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{},"context":{}},"roots":{}}"#;
+    assert_eq!(lines[0]["params"]["capabilities"], serde_json::from_str::<serde_json::Value>(declared).unwrap());
     assert_eq!(lines[1]["method"], "notifications/initialized");
     assert_eq!(lines[2]["method"], "tools/call");
     assert_eq!((&lines[3]["id"], &lines[3]["result"]), (&"p".into(), &serde_json::json!({})));

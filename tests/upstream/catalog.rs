@@ -12,9 +12,9 @@ use taskhold::executor::upstream::{UpstreamConfig, Upstreams};
 
 use crate::support::database::{Backend, TestDatabase};
 
-use super::harness::{BINARY, World, script, settings, test_tools, text, until, within};
+use super::harness::{BINARY, World, legacy, script, settings, test_tools, text, until, within};
 
-/// A server that lists the tools whose names are in `$FILE`, one a line, and says when that changes.
+/// A server that lists the tools whose names are in `$FILE`, one a line, and says when that changes. It runs no other ones.
 const LISTING: &str = r#"
 list() { sed 's/.*/{"name":"&","inputSchema":{"type":"object"}}/' "$FILE" | paste -sd, -; }
 while IFS= read -r line; do
@@ -22,12 +22,16 @@ while IFS= read -r line; do
   case "$line" in
     *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
       ( old=$(cat "$FILE"); while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; old=$new; done ) & ;;
+    *'"tools/call"'*)
+      name=$(printf '%s\n' "$line" | sed -n 's/.*"name":"\([a-z]*\)".*/\1/p')
+      if grep -qx "$name" "$FILE"; then echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"'$name'"}]}}'
+      else echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"there is no tool '$name'"}}'; fi ;;
     *'"tools/list"'*) [ -z "$LOG" ] || echo listed >> "$LOG"; echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":['"$(list)"']}}' ;;
   esac
 done
 "#;
 
-fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
+pub fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
     UpstreamConfig { env: vec![("FILE".to_owned(), file.display().to_string())], ..script(name, LISTING) }
 }
 
@@ -46,8 +50,24 @@ async fn tools_are_offered_in_order_under_names_that_never_move() {
             upstreams.tools().iter().map(|tool| tool.exposed.clone()).collect()
         };
         let mut expected = ["count_primes", "wait", "fail", "crash", "confirm_delete"].map(str::to_owned).to_vec();
-        let tools =
-            ["sleep", "echo", "reply", "fail_tool", "fail_rpc", "ask", "big", "charge", "prog", "crash", "deaf"];
+        let tools = [
+            "sleep",
+            "echo",
+            "reply",
+            "fail_tool",
+            "fail_rpc",
+            "ask",
+            "sample",
+            "roots",
+            "url_elicit",
+            "log",
+            "task_only",
+            "big",
+            "charge",
+            "prog",
+            "crash",
+            "deaf",
+        ];
         let own = |name: &str| if name == "crash" { "tests__crash".to_owned() } else { name.to_owned() };
         expected.extend(tools.iter().map(|name| own(name)));
         expected.extend(tools.iter().map(|name| format!("third__{name}")));
@@ -55,7 +75,7 @@ async fn tools_are_offered_in_order_under_names_that_never_move() {
         first.stop().await;
         // The other order, and the same names; a name of an upstream that is gone is free again.
         let again = start(vec![test_tools("tests"), demo]).await;
-        expected.truncate(16);
+        expected.truncate(21);
         expected.rotate_left(5);
         assert_eq!(names(&again), expected, "before the servers are up");
         within("the upstreams to settle", again.settled()).await;
@@ -114,6 +134,40 @@ async fn the_list_follows_the_upstream() {
     world.upstreams.stop().await;
 }
 
+// req: EXEC-03
+#[tokio::test]
+async fn the_list_follows_what_a_tool_says_on_its_own_link() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "one\n").unwrap();
+    // Nobody tells of the change but the process that runs the tool.
+    let (before, after) = LISTING.split_once("      ( old=").unwrap();
+    let silent = format!("{before}      ;;{}", after.split_once(" & ;;").unwrap().1);
+    let called = r#"*'"tools/call"'*)"#;
+    let tells = r#"echo two > "$FILE"; echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'"#;
+    let telling = silent.replacen(called, &format!("{called} {tells}"), 1);
+    let world = World::new(vec![UpstreamConfig { env: listing("u", file.path()).env, ..script("u", &telling) }]).await;
+    assert_eq!(world.tool_names(), ["one"]);
+    let _ended = world.answer(ContextId::new(), "one", "{}").await;
+    until("the new list", || world.tool_names() == ["two"]).await;
+    world.upstreams.stop().await;
+}
+
+#[tokio::test]
+async fn a_cursor_that_is_no_string_is_an_error_and_null_is_none() {
+    for (cursor, problem) in [("2", Some("its tools/list gives a nextCursor that is no string")), ("null", None)] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "one\n").unwrap();
+        let paged = LISTING.replacen(r#"'"$(list)"']}"#, &format!(r#"'"$(list)"'],"nextCursor":{cursor}}}"#), 1);
+        assert_ne!(paged, LISTING);
+        let env = listing("u", file.path()).env;
+        let world = World::new(vec![UpstreamConfig { env, ..script("u", &paged) }]).await;
+        let status = &world.upstreams.status()[0].1;
+        assert_eq!(status.problem.as_deref(), problem, "{cursor}");
+        assert_eq!(world.tool_names().len(), usize::from(problem.is_none()));
+        world.upstreams.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn an_empty_list_after_a_start_replaces_no_good_one() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -152,7 +206,8 @@ async fn a_store_that_is_down_delays_new_tools_only() {
     database.sql("ALTER TABLE away RENAME TO upstream_catalogs").await;
     within("the upstreams to settle", upstreams.settled()).await;
     assert!(upstreams.tool("echo").is_some());
-    assert_eq!(store.catalog().await.unwrap().len(), 11);
+    // All its tools, and what it declares.
+    assert_eq!(store.catalog().await.unwrap().len(), upstreams.tools().len() + 1);
     upstreams.stop().await;
 }
 
@@ -199,13 +254,13 @@ async fn fixtures_are_served_in_their_order() {
          "steps":[{"input":{"k":{"method":"elicitation/create","params":{}}}},{"result":{}}]}]}"#;
     std::fs::write(file.path(), fixtures).unwrap();
     let command = [BINARY, "demo-server", "--fixtures", &file.path().display().to_string()].map(str::to_owned);
-    let world = World::new(vec![UpstreamConfig::new("fixtures", command.into())]).await;
+    let world = World::new(vec![legacy(UpstreamConfig::new("fixtures", command.into()))]).await;
     assert_eq!(world.tool_names(), ["greet", "broken", "asking"]);
     let modes: Vec<_> = world.upstreams.tools().iter().map(|tool| tool.mode).collect();
     assert_eq!(modes, [TaskMode::Never, TaskMode::Always, TaskMode::Eager]);
     let context = ContextId::new();
     assert_eq!(text(&world.answer(context, "greet", r#"{"name":"Ann"}"#).await), "Hello, Ann!");
     assert_eq!(super::harness::error(&world.answer(context, "broken", "{}").await)["message"], "on purpose");
-    assert!(text(&world.answer(context, "asking", "{}").await).contains("elicitation"));
+    assert!(text(&world.answer(context, "asking", "{}").await).contains("no usable answer"));
     world.upstreams.stop().await;
 }

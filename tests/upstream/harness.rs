@@ -10,12 +10,12 @@ use taskhold::domain::clock::{Clock, SystemClock};
 use taskhold::domain::ids::ContextId;
 use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
-use taskhold::executor::upstream::{KEPT_VARIABLES, Launcher, Settings, UpstreamConfig, Upstreams};
-use taskhold::executor::{Attempt, Call, Catalogue, Event, Executor};
-use tokio::sync::mpsc;
+use taskhold::executor::upstream::{KEPT_VARIABLES, Launcher, Protocol, Settings, UpstreamConfig, Upstreams};
+use taskhold::executor::{Attempt, Call, Catalogue, Executor};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::database::{Backend, TestDatabase};
+use crate::support::host::{Heard, listener};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_taskhold");
 /// Long for what takes milliseconds: the machine may be busy.
@@ -27,15 +27,20 @@ pub fn settings() -> Settings {
     Settings::new(Launcher { supervisor: PathBuf::from(BINARY), environment })
 }
 
-/// The demo server with its test tools.
+/// The demo server with its test tools, in the legacy era.
 pub fn test_tools(name: &str) -> UpstreamConfig {
     let command = [BINARY, "demo-server", "--test-tools"];
-    UpstreamConfig::new(name, command.map(str::to_owned).into())
+    legacy(UpstreamConfig::new(name, command.map(str::to_owned).into()))
 }
 
-/// A shell script as an upstream.
+/// A shell script as an upstream of the legacy era.
 pub fn script(name: &str, script: &str) -> UpstreamConfig {
-    UpstreamConfig::new(name, vec!["sh".to_owned(), "-c".to_owned(), script.to_owned()])
+    legacy(UpstreamConfig::new(name, vec!["sh".to_owned(), "-c".to_owned(), script.to_owned()]))
+}
+
+/// An upstream that is not asked which era it speaks.
+pub fn legacy(config: UpstreamConfig) -> UpstreamConfig {
+    UpstreamConfig { protocol: Protocol::Legacy, ..config }
 }
 
 pub struct World {
@@ -62,13 +67,21 @@ impl World {
 
     /// Starts a call; its end comes from the handle.
     pub fn call(&self, context: ContextId, tool: &str, arguments: &str) -> Running {
-        let call = self.prepare(context, tool, arguments);
-        let (sender, events) = mpsc::channel(64);
+        self.run(self.prepare(context, tool, arguments))
+    }
+
+    /// Starts a call that its caller has as a task.
+    pub fn call_stored(&self, context: ContextId, tool: &str, arguments: &str) -> Running {
+        self.run(Call { is_task: true, ..self.prepare(context, tool, arguments) })
+    }
+
+    pub fn run(&self, call: Call) -> Running {
+        let (host, heard) = listener();
         let stop = CancellationToken::new();
         let upstreams = Arc::clone(&self.upstreams);
         let stopper = stop.clone();
-        let work = taskhold::lifecycle::spawn("test call", async move { upstreams.run(call, sender, stop).await });
-        Running { work, events, stop: stopper }
+        let work = taskhold::lifecycle::spawn("test call", async move { upstreams.run(call, host, stop).await });
+        Running { work, heard, stop: stopper }
     }
 
     /// Runs a call to its end.
@@ -76,7 +89,7 @@ impl World {
         self.call(context, tool, arguments).end().await
     }
 
-    fn prepare(&self, context: ContextId, tool: &str, arguments: &str) -> Call {
+    pub fn prepare(&self, context: ContextId, tool: &str, arguments: &str) -> Call {
         let tool = self.upstreams.tool(tool).unwrap_or_else(|| panic!("{tool} is offered"));
         Call {
             context,
@@ -86,7 +99,10 @@ impl World {
                 r#"{{"name":"{}","arguments":{arguments},"_meta":{{"progressToken":"theirs"}}}}"#,
                 tool.exposed
             )),
+            capabilities: RawJson::trusted(r#"{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}"#),
             attempt: 1,
+            is_task: false,
+            resume: None,
         }
     }
 
@@ -96,14 +112,17 @@ impl World {
 }
 
 pub struct Running {
-    work: tokio::task::JoinHandle<Attempt>,
-    pub events: mpsc::Receiver<Event>,
+    pub work: tokio::task::JoinHandle<Attempt>,
+    pub heard: Heard,
     pub stop: CancellationToken,
 }
 
 impl Running {
+    /// Its end; who asks on the way gets no answer but an error.
     pub async fn end(self) -> Attempt {
-        within("a call to end", self.work).await.unwrap()
+        let Self { work, heard, stop: _stop } = self;
+        drop(heard.questions);
+        within("a call to end", work).await.unwrap()
     }
 }
 

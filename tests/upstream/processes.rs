@@ -127,7 +127,7 @@ async fn the_last_lines_of_standard_error_are_kept() {
     until("the last line", || world.upstreams.status()[0].1.stderr.last().is_some_and(|line| line == "line 150")).await;
     let (_, status) = world.upstreams.status().remove(0);
     assert_eq!((status.stderr.len(), status.stderr[0].as_str()), (100, "line 51"));
-    assert!(status.connected && status.tools == 11);
+    assert!(status.connected && status.tools >= 11);
     world.upstreams.stop().await;
     let crashing = World::new(vec![script("c", "echo 'no license' >&2; exit 4"), test_tools("demo")]).await;
     let (_, status) = crashing.upstreams.status().remove(0);

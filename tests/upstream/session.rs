@@ -41,7 +41,7 @@ fn read(dir: &Path) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_session_is_initialized_before_anything_else_and_serves_ping_only() {
+async fn a_session_is_initialized_before_anything_else_and_a_link_without_calls_serves_ping_only() {
     for version in ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"] {
         let dir = tempfile::tempdir().unwrap();
         let world = World::new(vec![asking(dir.path(), version)]).await;
@@ -52,12 +52,16 @@ async fn a_session_is_initialized_before_anything_else_and_serves_ping_only() {
         assert_eq!(methods, ["initialize", "notifications/initialized", "tools/list"]);
         let initialize = &lines[0]["params"];
         assert_eq!(initialize["protocolVersion"], "2025-11-25");
-        assert_eq!(initialize["capabilities"], json!({}), "nothing is declared that is not served");
+        let declared = json!({
+            "elicitation": { "form": {}, "url": {} }, "sampling": { "tools": {}, "context": {} }, "roots": {},
+        });
+        assert_eq!(initialize["capabilities"], declared);
         assert!(lines[1].get("id").is_none());
         let answer = |id: Value| lines.iter().find(|line| line.get("method").is_none() && line["id"] == id).unwrap();
         assert_eq!(*answer(json!("p")), json!({ "jsonrpc": "2.0", "id": "p", "result": {} }));
         for id in 1..=4 {
             let answer = answer(json!(id));
+            // No call is in progress that it could be asked for.
             assert_eq!((&answer["error"]["code"], answer.get("result")), (&json!(-32601), None), "{answer}");
         }
         world.upstreams.stop().await;

@@ -4,20 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::Orders;
+use super::host::TaskHost;
+use super::slots::Seat;
 use crate::domain::lease::RestartPolicy;
 use crate::domain::outcome::{Failure, Outcome};
-use crate::domain::work::Claim;
+use crate::domain::work::{Claim, UpstreamTask};
 use crate::engine::Engine;
-use crate::engine::recovery::{attempts_left, may_retry, retry_later};
-use crate::executor::{Attempt, Call, Event};
+use crate::engine::recovery::{attempts_left, may_repeat, retry_later};
+use crate::executor::{Attempt, Call};
 use crate::lifecycle;
-use crate::store::{End, Finish, Note, Release, StoreError};
+use crate::store::{End, Ended, Finish, Release, StoreError};
 
-/// The newest progress of a task is written at most this often.
-const NOTE_INTERVAL: Duration = Duration::from_millis(500);
 /// Events that may wait for the note writer; the executor drops what comes above.
 const EVENTS: usize = 64;
 /// Pauses between tries to write an end while the database is away.
@@ -34,21 +35,36 @@ enum Settlement {
     Nothing,
 }
 
+/// Work under way, and whom it talks to.
+struct Dispatched {
+    host: Arc<TaskHost>,
+    notes: JoinHandle<()>,
+    work: JoinHandle<Attempt>,
+    /// Stops the work.
+    stop: CancellationToken,
+}
+
+/// Work that was begun as a call that is no task.
+pub(in crate::engine) struct Begun {
+    pub(in crate::engine) work: JoinHandle<Attempt>,
+    /// Stops the work.
+    pub(in crate::engine) stop: CancellationToken,
+    /// How long it may still run.
+    pub(in crate::engine) left: Duration,
+}
+
 /// Why the work was stopped.
 enum Halt {
     Superseded,
+    /// Another node may run it.
+    TakenOver,
     RunLimit,
     HandBack,
     ServiceStopped,
 }
 
 impl Engine {
-    pub(super) async fn run_attempt(
-        self: &Arc<Self>,
-        claim: &Claim,
-        stop: &CancellationToken,
-        hand_back: &CancellationToken,
-    ) {
+    pub(super) async fn run_attempt(self: &Arc<Self>, claim: &Claim, seat: &Arc<Seat>, orders: &Orders) {
         let settlement = if !self.membership.is_fresh(self.clock.boot()) {
             // Others may be about to take this task over: do not send a call that they might repeat.
             Settlement::Release(self.hand_back(claim, "the node that claimed it lost its database"))
@@ -56,58 +72,115 @@ impl Engine {
             // Nothing was sent yet, so it may go elsewhere whatever the policy.
             Settlement::Release(self.hand_back(claim, RESTARTING))
         } else {
-            self.dispatch(claim, stop, hand_back).await
+            self.dispatch(claim, seat, orders).await
         };
         self.settle(claim, settlement).await;
     }
 
-    async fn dispatch(
-        self: &Arc<Self>,
+    /// Goes on with work that runs already, as the attempt that holds this claim.
+    pub(super) async fn follow_begun(
+        &self,
         claim: &Claim,
-        stop: &CancellationToken,
-        hand_back: &CancellationToken,
-    ) -> Settlement {
-        let (events, taken) = mpsc::channel(EVENTS);
-        let notes = lifecycle::spawn("notes", Arc::clone(self).write_notes(claim.clone(), taken));
-        let work_stop = CancellationToken::new();
+        begun: Begun,
+        (host, notes): (Arc<TaskHost>, JoinHandle<()>),
+        orders: &Orders,
+    ) {
+        let Begun { work, stop, left } = begun;
+        let settlement = self.watch(claim, Dispatched { host, notes, work, stop }, orders, left).await;
+        self.settle(claim, settlement).await;
+    }
+
+    async fn dispatch(self: &Arc<Self>, claim: &Claim, seat: &Arc<Seat>, orders: &Orders) -> Settlement {
+        let host = Arc::new(TaskHost::new(self, claim, seat));
+        let notes = self.take_notes(claim, &host);
+        if let Some(level) = claim.work.session.and_then(|session| self.streams.levels.of(session)) {
+            self.executor.listen_from(claim.work.context, level);
+        }
+        let stop = CancellationToken::new();
         let executor = Arc::clone(&self.executor);
         let call = Call {
             context: claim.work.context,
             upstream: claim.work.upstream.clone(),
             upstream_tool: claim.work.upstream_tool.clone(),
             params: claim.work.params.clone(),
+            capabilities: claim.work.capabilities.clone(),
             attempt: claim.lease.attempt,
+            is_task: true,
+            resume: claim.handed_over.clone(),
         };
-        let mut work = lifecycle::spawn("work", {
-            let work_stop = work_stop.clone();
-            async move { executor.run(call, events, work_stop).await }
+        let repeats = claim.work.restart == RestartPolicy::Retry;
+        let work = lifecycle::spawn("work", {
+            let (host, stop) = (Arc::clone(&host), stop.clone());
+            async move {
+                let attempt = executor.run(call.clone(), Arc::<TaskHost>::clone(&host), stop.clone()).await;
+                match attempt {
+                    // Its upstream knows nothing of it any more, and a new call does no harm.
+                    Attempt::Lost { .. } if call.resume.is_some() && repeats => {
+                        if !host.take_back().await {
+                            return Attempt::Stopped;
+                        }
+                        executor.run(Call { resume: None, ..call }, host, stop).await
+                    }
+                    attempt => attempt,
+                }
+            }
         });
+        self.watch(claim, Dispatched { host, notes, work, stop }, orders, claim.work.run_limit).await
+    }
+
+    /// Begins to write down what the work says of its progress.
+    pub(super) fn take_notes(self: &Arc<Self>, claim: &Claim, host: &TaskHost) -> JoinHandle<()> {
+        let (events, taken) = mpsc::channel(EVENTS);
+        host.writes_to(events);
+        lifecycle::spawn("notes", Arc::clone(self).write_notes(claim.clone(), taken))
+    }
+
+    /// Waits for the end of the work, for `limit` at most, or for what ends it before.
+    async fn watch(&self, claim: &Claim, dispatched: Dispatched, orders: &Orders, limit: Duration) -> Settlement {
+        let Dispatched { host, notes, mut work, stop } = dispatched;
         let halt = tokio::select! {
             // An answer that is there counts, whatever else has come.
             biased;
             attempt = &mut work => {
+                host.close();
                 let _last_note_written = notes.await;
                 return match attempt {
-                    Ok(attempt) => self.settlement(claim, attempt),
+                    Ok(attempt) => self.settlement(&Claim { handed_over: host.upstream_task(), ..claim.clone() }, attempt),
                     Err(panic) => {
                         tracing::error!(task.id = %claim.lease.task, %panic, "running a task panicked");
                         self.failed(claim, &Failure::Internal { detail: "its runner panicked".to_owned() })
                     }
                 };
             }
-            () = stop.cancelled() => Halt::Superseded,
-            () = tokio::time::sleep(claim.work.run_limit) => Halt::RunLimit,
-            () = self.handed_back(claim, hand_back) => Halt::HandBack,
+            () = orders.stop.cancelled() => Halt::Superseded,
+            () = orders.leave.cancelled() => Halt::TakenOver,
+            () = tokio::time::sleep(limit) => Halt::RunLimit,
+            () = handed_back(claim, &host, &orders.hand_back) => Halt::HandBack,
             () = self.stopped.cancelled() => Halt::ServiceStopped,
         };
-        work_stop.cancel();
+        let claim = &Claim { handed_over: host.upstream_task(), ..claim.clone() };
+        let goes_on = claim.handed_over.as_ref().is_some_and(UpstreamTask::outlives_us);
+        if goes_on && matches!(halt, Halt::TakenOver | Halt::HandBack | Halt::ServiceStopped) {
+            // Without a word to the upstream, and with no answer to its questions: another attempt follows its task.
+            work.abort();
+            let _dropped = tokio::time::timeout(Duration::from_secs(1), &mut work).await;
+            host.close();
+            notes.abort();
+            return match halt {
+                Halt::TakenOver => Settlement::Nothing,
+                _ => Settlement::Release(self.hand_back(claim, RESTARTING)),
+            };
+        }
+        // Before the work drops its questions: the settlement says what becomes of them.
+        host.close();
+        stop.cancel();
         // An executor returns at once when stopped. One that does not is abandoned: its late outcome is dropped.
         if tokio::time::timeout(Duration::from_secs(1), &mut work).await.is_err() {
             work.abort();
         }
         notes.abort();
         match halt {
-            Halt::Superseded => Settlement::Nothing,
+            Halt::Superseded | Halt::TakenOver => Settlement::Nothing,
             Halt::RunLimit => self.failed(claim, &Failure::RunTimeExceeded { limit_s: claim.work.run_limit.as_secs() }),
             Halt::HandBack => Settlement::Release(self.hand_back(claim, RESTARTING)),
             Halt::ServiceStopped => {
@@ -116,26 +189,28 @@ impl Engine {
         }
     }
 
-    /// Ready when the service drains and this work may be repeated elsewhere.
-    async fn handed_back(&self, claim: &Claim, hand_back: &CancellationToken) {
-        if claim.work.restart == RestartPolicy::Retry {
-            hand_back.cancelled().await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    }
-
     fn settlement(&self, claim: &Claim, attempt: Attempt) -> Settlement {
         let now = self.clock.now();
         match attempt {
             Attempt::Answered(outcome) => Settlement::End(self.end_of(claim, outcome, now)),
-            Attempt::Stopped => Settlement::Nothing,
+            // The host of what is stored takes no round.
+            Attempt::Stopped | Attempt::Asked => Settlement::Nothing,
+            // Nothing is sent anew: its upstream's task is looked for again; past the time that a call may take, each look is
+            // an attempt.
+            Attempt::NotDispatched { detail } if claim.handed_over.is_some() => {
+                let counted = now >= claim.work.created + claim.work.run_limit;
+                if counted && !attempts_left(claim) {
+                    return Settlement::End(self.lost_end(claim, &detail, now));
+                }
+                Settlement::Release(self.shorten(Release { counted, ..retry_later(claim, now, &detail) }))
+            }
             Attempt::NotDispatched { detail } if attempts_left(claim) => {
                 Settlement::Release(self.shorten(retry_later(claim, now, &detail)))
             }
             Attempt::NotDispatched { detail } => self.failed(claim, &Failure::UpstreamUnavailable { detail }),
-            Attempt::Lost { detail } if may_retry(claim) => {
-                Settlement::Release(self.shorten(retry_later(claim, now, &detail)))
+            Attempt::Lost { detail } if may_repeat(claim) => {
+                let release = Release { counted: true, keep_inputs: false, ..retry_later(claim, now, &detail) };
+                Settlement::Release(self.shorten(release))
             }
             Attempt::Lost { detail } => Settlement::End(self.lost_end(claim, &detail, now)),
         }
@@ -157,6 +232,7 @@ impl Engine {
             token: claim.lease.token,
             not_before: now,
             counted: false,
+            keep_inputs: claim.handed_over.as_ref().is_some_and(UpstreamTask::outlives_us),
             message: format!("{}: {why}", super::QUEUED),
             now,
         }
@@ -188,59 +264,21 @@ impl Engine {
             }
             Settlement::End(end) => {
                 let (task, token) = (claim.lease.task, claim.lease.token);
-                store.finish(Finish { task, token, end: end.clone() }).await?;
+                if let Ended::Done(task) = store.finish(Finish { task, token, end: end.clone() }).await? {
+                    self.streams.task_changed(&task);
+                    self.has_ended(&task, &end.outcome);
+                }
             }
         }
         Ok(())
     }
-
-    /// Turns progress into status messages, the newest one at most twice a second, the last one before the outcome.
-    async fn write_notes(self: Arc<Self>, claim: Claim, mut events: mpsc::Receiver<Event>) {
-        let mut due = Instant::now();
-        let mut pending = None;
-        loop {
-            // With a message in hand, wait for a newer one only until it is due.
-            let event = match &pending {
-                None => events.recv().await,
-                Some(_) => match tokio::time::timeout_at(due, events.recv()).await {
-                    Ok(event) => event,
-                    Err(_due) => {
-                        if !self.write_note(&claim, pending.take()).await {
-                            return;
-                        }
-                        due = Instant::now() + NOTE_INTERVAL;
-                        continue;
-                    }
-                },
-            };
-            match event {
-                Some(event) => pending = progress_message(event).or(pending),
-                None => {
-                    self.write_note(&claim, pending).await;
-                    return;
-                }
-            }
-        }
-    }
-
-    /// False once the lease is gone: nobody listens any more.
-    async fn write_note(&self, claim: &Claim, message: Option<String>) -> bool {
-        let Some(message) = message else { return true };
-        let note = Note {
-            task: claim.lease.task,
-            token: claim.lease.token,
-            message: self.status_message(&message),
-            now: self.clock.now(),
-        };
-        self.store.system().note(note).await.unwrap_or_else(|error| {
-            tracing::debug!(task.id = %claim.lease.task, %error, "a progress message was not written");
-            true
-        })
-    }
 }
 
-/// The text of a progress event: its message, else its numbers.
-fn progress_message(event: Event) -> Option<String> {
-    let Event::Progress { progress, total, message } = event;
-    message.filter(|message| !message.trim().is_empty()).or_else(|| total.map(|total| format!("{progress} of {total}")))
+/// Ready when the service drains and this work may be repeated or followed elsewhere.
+async fn handed_back(claim: &Claim, host: &TaskHost, hand_back: &CancellationToken) {
+    hand_back.cancelled().await;
+    let goes_on = host.upstream_task().is_some_and(|task| task.outlives_us());
+    if claim.work.restart != RestartPolicy::Retry && !goes_on {
+        std::future::pending::<()>().await;
+    }
 }

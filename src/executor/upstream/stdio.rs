@@ -3,21 +3,19 @@
 //! Knows nothing of JSON-RPC: it hands out the input and output, keeps the last lines of standard error, and ends the
 //! process in the order that MCP asks for: input closed, SIGTERM, SIGKILL.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::control::{Control, Exit, Tail};
 use super::lines::{Line, Lines};
 use super::supervisor;
 use crate::domain::ids::random_bytes;
@@ -64,24 +62,6 @@ pub(super) struct Process {
     pub(super) control: Control,
 }
 
-/// The way to end a child and to see its end; cheap to clone.
-#[derive(Clone)]
-pub(super) struct Control {
-    /// Cancelled to end the child; whoever holds its input closes it then.
-    pub(super) ending: CancellationToken,
-    exit: watch::Receiver<Option<Exit>>,
-    stderr: Arc<Mutex<VecDeque<String>>>,
-}
-
-/// How a child ended.
-#[derive(Debug, Clone)]
-pub(super) struct Exit {
-    pub(super) how: String,
-    /// Whether this service told it to end.
-    pub(super) asked: bool,
-}
-
-const TAIL_LINES: usize = 100;
 const TAIL_LINE_BYTES: usize = 2048;
 /// How long a child has to end after its input was closed.
 const INPUT_GRACE: Duration = Duration::from_secs(2);
@@ -118,9 +98,8 @@ impl Process {
             Ok((child, streams.ok_or_else(|| io::Error::other("a standard stream is missing"))?))
         });
         let (child, ((stdin, stdout), stderr)) = spawned.inspect_err(|_| remove(scratch.as_deref()))?;
-        let (exited, exit) = watch::channel(None);
-        let control = Control { ending: CancellationToken::new(), exit, stderr: Arc::default() };
-        spawn("upstream standard error", keep_tail(stderr, Arc::clone(&control.stderr)));
+        let (control, exited) = Control::new();
+        spawn("upstream standard error", keep_tail(stderr, control.tail()));
         let ending = control.ending.clone();
         spawn("upstream process", async move {
             let (status, asked) = attend(child, &ending).await;
@@ -129,20 +108,6 @@ impl Process {
             let _ = exited.send(Some(Exit { how: describe(status), asked }));
         });
         Ok(Self { stdin, stdout, control })
-    }
-}
-
-impl Control {
-    /// Completes when the child and its supervisor are gone.
-    pub(super) async fn exited(&self) -> Exit {
-        let mut exit = self.exit.clone();
-        let exit = exit.wait_for(Option::is_some).await.ok().and_then(|exit| exit.clone());
-        exit.unwrap_or_else(|| Exit { how: "its end was not seen".to_owned(), asked: false })
-    }
-
-    /// The last lines of standard error.
-    pub(super) fn stderr(&self) -> Vec<String> {
-        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
@@ -193,18 +158,14 @@ fn describe(status: io::Result<ExitStatus>) -> String {
     }
 }
 
-async fn keep_tail(stderr: ChildStderr, tail: Arc<Mutex<VecDeque<String>>>) {
+async fn keep_tail(stderr: ChildStderr, tail: Tail) {
     let mut lines = Lines::new(stderr, TAIL_LINE_BYTES);
     while let Ok(Some(line)) = lines.next().await {
         let line = match line {
             Line::Whole(bytes) => storable(String::from_utf8_lossy(&bytes).trim_end(), TAIL_LINE_BYTES),
             Line::TooLong(long) => format!("(a line of {} bytes)", long.bytes),
         };
-        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        if tail.len() == TAIL_LINES {
-            tail.pop_front();
-        }
-        tail.push_back(line);
+        tail.push(line);
     }
 }
 

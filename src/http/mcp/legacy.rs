@@ -5,23 +5,28 @@ use std::sync::Arc;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{self, Ending};
+use super::answer;
+use super::inputs;
+use super::key::call_key;
+use super::relay;
 use super::sessions::SESSION_HEADER;
+use super::streams::{Encoder, asked};
 use crate::domain::context::AuthContext;
+use crate::domain::event_id::StreamKind;
 use crate::domain::ids::{SessionId, TaskId};
 use crate::domain::json::RawJson;
+use crate::domain::log_level::LogLevel;
 use crate::domain::mode::TaskMode;
 use crate::domain::session::Session;
-use crate::engine::{Called, Caller, Refusal, ToolCall};
+use crate::engine::{Called, Caller, Refusal, Stream, ToolCall};
 use crate::http::Front;
-use crate::http::error::{Rejection, internal, refusal_error, store_error, task_not_found};
+use crate::http::error::{Rejection, refusal_error, store_error, task_not_found};
 use crate::http::middleware::access_log::Served;
 use crate::http::middleware::media::Accepts;
-use crate::lifecycle;
 use crate::protocol::jsonrpc::{
     ErrorObject, Id, METHOD_NOT_FOUND, Message, Notification, Request, write_error, write_result,
 };
-use crate::protocol::legacy::initialize::{InitializeParams, TaskOffer, initialize_result};
+use crate::protocol::legacy::initialize::{InitializeParams, TaskOffer, initialize_result, known_capabilities};
 use crate::protocol::legacy::tools::{Answer, CallParams};
 use crate::protocol::legacy::{Method, Revision, cancelled_request, tasks, tools};
 
@@ -48,7 +53,7 @@ pub(super) async fn post(
         }
         Message::Response(_) => (None, None, None),
     };
-    let served = Served { method: named, context: None };
+    let served = Served { method: named, ..Served::default() };
     if let Message::Request(request) = &message
         && method == Some(Method::Initialize)
     {
@@ -67,17 +72,14 @@ pub(super) async fn post(
     if !version_is_served(headers) {
         return logged(Rejection::VersionHeader.to_response(id), served);
     }
+    follow_log_level(&front, &auth, &session);
     let response = match message {
         Message::Request(request) => {
             let exchange = Exchange::new(front, auth, session, headers, accepts, request.id);
             exchange.serve(method, request.params.as_ref()).await
         }
-        Message::Notification(notification) => {
-            notified(&front, session.id, &notification);
-            StatusCode::ACCEPTED.into_response()
-        }
-        // Nothing is asked of clients yet: an answer to an unknown id changes nothing.
-        Message::Response(_) => StatusCode::ACCEPTED.into_response(),
+        Message::Notification(notification) => notified(&front, auth, session, &notification).await,
+        Message::Response(response) => inputs::answered(&front, &caller(&front, auth, session).0, response).await,
     };
     logged(response, served)
 }
@@ -88,7 +90,7 @@ fn logged(mut response: Response, served: Served) -> Response {
 }
 
 /// Absent, the session's revision holds; any other that is served will do (HTTP-08).
-fn version_is_served(headers: &HeaderMap) -> bool {
+pub(super) fn version_is_served(headers: &HeaderMap) -> bool {
     let mut versions = headers.get_all(VERSION_HEADER).iter();
     match (versions.next(), versions.next()) {
         (None, _) => true,
@@ -113,7 +115,9 @@ async fn initialize(front: &Front, auth: &AuthContext, accepts: Accepts, request
         (true, false) => TaskOffer::WithoutList,
         (true, true) => TaskOffer::All,
     };
-    let mut response = answer::now(accepts, write_result(&request.id, &initialize_result(revision, offer)));
+    let served = relay::declared(front.state.engine.shelf().served());
+    let result = initialize_result(revision, offer, served);
+    let mut response = answer::now(accepts, write_result(&request.id, &result));
     if let Ok(value) = HeaderValue::try_from(session.to_string()) {
         response.headers_mut().insert(SESSION_HEADER, value);
     }
@@ -121,23 +125,58 @@ async fn initialize(front: &Front, auth: &AuthContext, accepts: Accepts, request
 }
 
 /// Unknown notifications are accepted and ignored (CAP-09).
-fn notified(front: &Front, session: SessionId, notification: &Notification) {
-    if notification.method == "notifications/cancelled"
-        && let Some(id) = cancelled_request(notification.params.as_ref())
-    {
-        front.in_flight.cancel(session, id);
+async fn notified(front: &Front, auth: AuthContext, session: Session, notification: &Notification) -> Response {
+    let engine = &front.state.engine;
+    match notification.method.as_str() {
+        "notifications/initialized" => {
+            if let Err(error) = front.sessions.initialized(&auth, &session).await {
+                tracing::warn!(%error, "cannot write that a client is initialized");
+                return Rejection::Unavailable.to_response(None);
+            }
+            engine.session_initialized(session.id);
+        }
+        "notifications/cancelled" => {
+            if let Some(id) = cancelled_request(notification.params.as_ref()) {
+                engine.cancel_request(auth.id(), session.id, id.as_raw());
+            }
+        }
+        _ => {}
+    }
+    StatusCode::ACCEPTED.into_response()
+}
+
+/// Tells the engine from which level on the session wants logs: it may have said so at another node, or before a restart.
+pub(super) fn follow_log_level(front: &Front, auth: &AuthContext, session: &Session) {
+    if let Some(level) = session.log_level.as_deref().and_then(LogLevel::from_name) {
+        front.state.engine.wants_log_from(auth.id(), session.id, level);
     }
 }
 
+/// Who speaks in this session, and by which revision.
+pub(super) fn caller(front: &Front, auth: AuthContext, session: Session) -> (Caller, Revision) {
+    // A row of a revision that is not served any more is read as the latest.
+    let revision = Revision::negotiate(&session.revision);
+    let tasks_enabled = revision.has_tasks() && front.state.rules.offers_tasks(&auth);
+    let caller = Caller {
+        auth,
+        session: Some(session.id),
+        capabilities: known_capabilities(revision, session.capabilities),
+        initialized: session.initialized,
+        takes_requests: true,
+        tasks_enabled,
+    };
+    (caller, revision)
+}
+
 /// One request on its way through a session.
-struct Exchange<'a> {
-    front: Arc<Front>,
-    caller: Caller,
-    session: SessionId,
+pub(super) struct Exchange<'a> {
+    pub(super) front: Arc<Front>,
+    pub(super) caller: Caller,
+    pub(super) session: SessionId,
     revision: Revision,
-    headers: &'a HeaderMap,
-    accepts: Accepts,
-    id: Id,
+    pub(super) headers: &'a HeaderMap,
+    pub(super) accepts: Accepts,
+    pub(super) id: Id,
 }
 
 impl<'a> Exchange<'a> {
@@ -149,11 +188,9 @@ impl<'a> Exchange<'a> {
         accepts: Accepts,
         id: Id,
     ) -> Self {
-        // A row of a revision that is not served any more is read as the latest.
-        let revision = Revision::negotiate(&session.revision);
-        let tasks_enabled = revision.has_tasks() && front.state.rules.offers_tasks(&auth);
-        let caller = Caller { auth, session: Some(session.id), capabilities: session.capabilities, tasks_enabled };
-        Self { front, caller, session: session.id, revision, headers, accepts, id }
+        let id_of_session = session.id;
+        let (caller, revision) = caller(&front, auth, session);
+        Self { front, caller, session: id_of_session, revision, headers, accepts, id }
     }
 
     async fn serve(self, method: Option<Method>, params: Option<&RawJson>) -> Response {
@@ -162,6 +199,20 @@ impl<'a> Exchange<'a> {
             Some(Method::Ping) => Ok(RawJson::trusted("{}")),
             Some(Method::ToolsList) => self.tools_list(params),
             Some(Method::ToolsCall) => match self.tools_call(params).await {
+                Ok(response) => return response,
+                Err(error) => Err(error),
+            },
+            Some(
+                method @ (Method::PromptsList
+                | Method::PromptsGet
+                | Method::ResourcesList
+                | Method::ResourceTemplatesList
+                | Method::ResourcesRead
+                | Method::ResourcesSubscribe
+                | Method::ResourcesUnsubscribe
+                | Method::Complete
+                | Method::SetLogLevel),
+            ) => match self.shelf_request(method, params).await {
                 Ok(response) => return response,
                 Err(error) => Err(error),
             },
@@ -183,7 +234,7 @@ impl<'a> Exchange<'a> {
         self.answer(answer)
     }
 
-    fn answer(&self, answer: Result<RawJson, ErrorObject>) -> Response {
+    pub(super) fn answer(&self, answer: Result<RawJson, ErrorObject>) -> Response {
         let message = match answer {
             Ok(result) => write_result(&self.id, &result),
             Err(error) => write_error(Some(&self.id), &error.to_raw()),
@@ -226,6 +277,7 @@ impl<'a> Exchange<'a> {
             params: params.cloned().unwrap_or_else(|| RawJson::trusted("{}")),
             arguments: tools::arguments(params)?,
             progress_token: call.progress_token,
+            key: call_key(self.headers, params)?,
         };
         match ttl {
             Some(ttl) => {
@@ -238,29 +290,26 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The call goes on when its client leaves; only a cancellation of its session stops it (TASK-23, CAP-10).
-    async fn call_plainly(&self, call: ToolCall) -> Response {
-        let entry = self.front.in_flight.enter(self.session, self.id.clone());
-        let (front, caller, id, revision) =
-            (Arc::clone(&self.front), self.caller.clone(), self.id.clone(), self.revision);
-        let run = lifecycle::spawn("plain call", async move {
-            let called = front.state.engine.call(&caller, call, entry.stop()).await;
-            called_answer(called, revision).map(|answer| message(&id, answer))
-        });
-        let id = self.id.clone();
-        let work = Box::pin(async move {
-            match run.await {
-                Ok(Some(message)) => Ending::Message(message),
-                Ok(None) => Ending::Silent,
-                Err(error) => {
-                    tracing::error!(%error, "a plain call panicked");
-                    Ending::Message(write_error(Some(&id), &internal().to_raw()))
-                }
-            }
-        });
+    /// Whatever the engine runs for this request goes on when its client leaves; only a cancellation of its session stops it
+    /// (TASK-23, CAP-10).
+    pub(super) async fn later(&self, stream: Stream, kind: StreamKind) -> Response {
+        let state = &self.front.state;
         // A plain call cannot go on elsewhere: a drain waits for it as long as it waits for anything.
-        let watch = answer::watch(Arc::clone(&self.front.state.auth), &self.caller.auth, self.headers, None);
-        answer::later(self.accepts, work, watch).await
+        let drain = matches!(kind, StreamKind::Result { .. }).then(|| state.drain.clone());
+        let encoder = Box::new(Encoder::new(state, &self.caller, self.session, self.revision, kind));
+        let watch = answer::watch(Arc::clone(&state.auth), &self.caller.auth, self.headers, drain);
+        answer::later(self.accepts, stream, encoder, watch).await
+    }
+
+    async fn call_plainly(&self, call: ToolCall) -> Response {
+        let asked = asked(&self.id, self.accepts.events, true);
+        match self.front.state.engine.call(&self.caller, call, asked).await {
+            Ok(stream) => self.later(stream, StreamKind::Call { request: self.id.as_raw().to_owned() }).await,
+            Err(refusal) => match called_answer(&Err(refusal), self.revision) {
+                Some(answer) => answer::now(self.accepts, answer.to(&self.id)),
+                None => StatusCode::ACCEPTED.into_response(),
+            },
+        }
     }
 
     async fn tasks_get(&self, params: Option<&RawJson>) -> Result<RawJson, ErrorObject> {
@@ -286,44 +335,25 @@ impl<'a> Exchange<'a> {
 
     /// Waits for the task's end; a client that leaves or cancels ends the waiting and nothing else.
     async fn tasks_result(&self, task: TaskId) -> Response {
-        let entry = self.front.in_flight.enter(self.session, self.id.clone());
-        let (engine, caller, id) = (Arc::clone(&self.front.state.engine), self.caller.clone(), self.id.clone());
-        let work = Box::pin(async move {
-            let stop = entry.stop();
-            let waited = tokio::select! {
-                biased;
-                waited = engine.result(&caller, task) => waited,
-                () = stop.cancelled() => return Ending::Silent,
-            };
-            let answer = match waited {
-                Ok((task, outcome)) => tasks::outcome_answer(task.id, &outcome),
-                Err(refusal) => Answer::Error(refusal_error(&refusal).to_raw()),
-            };
-            Ending::Message(message(&id, answer))
-        });
-        let drain = self.front.state.drain.clone();
-        let watch = answer::watch(Arc::clone(&self.front.state.auth), &self.caller.auth, self.headers, Some(drain));
-        answer::later(self.accepts, work, watch).await
+        let asked = asked(&self.id, self.accepts.events, false);
+        match self.front.state.engine.open_result_stream(&self.caller, task, asked, None).await {
+            Ok(stream) => self.later(stream, StreamKind::Result { task, request: self.id.as_raw().to_owned() }).await,
+            Err(refusal) => self.answer(Err(refusal_error(&refusal))),
+        }
     }
 }
 
 /// How a plain call's end answers its request; `None` if its client stopped it.
-fn called_answer(called: Result<Called, Refusal>, revision: Revision) -> Option<Answer> {
+pub(super) fn called_answer(called: &Result<Called, Refusal>, revision: Revision) -> Option<Answer> {
     match called {
-        Ok(Called::Outcome(outcome)) => Some(tools::plain_answer(&outcome)),
-        Ok(Called::Stopped) => None,
+        Ok(Called::Outcome(outcome)) => Some(tools::plain_answer(outcome)),
+        // Who is not directed is not promoted.
+        Ok(Called::Promoted(_) | Called::Asks(_) | Called::Stopped) => None,
         // The model can mend its arguments if it sees what was wrong; older revisions have an error for that (EXEC-10).
         Err(refusal @ Refusal::InvalidArguments { .. }) if revision >= Revision::V2025_11_25 => {
-            Some(Answer::Result(tools::error_result(&refusal.to_string())))
+            Some(Answer::Result(tools::error_result(&refusal.to_string()).into()))
         }
-        Err(refusal) => Some(Answer::Error(refusal_error(&refusal).to_raw())),
-    }
-}
-
-fn message(id: &Id, answer: Answer) -> String {
-    match answer {
-        Answer::Result(result) => write_result(id, &result),
-        Answer::Error(error) => write_error(Some(id), &error),
+        Err(refusal) => Some(Answer::error(refusal_error(refusal).to_raw())),
     }
 }
 

@@ -1,10 +1,15 @@
 //! `/mcp`: reads one message and hands it to its era.
 
 pub(super) mod answer;
-pub(super) mod in_flight;
+mod inputs;
+mod key;
 mod legacy;
+mod modern;
+mod outgoing;
+mod relay;
 pub(super) mod sessions;
 mod sse;
+mod streams;
 
 use std::sync::Arc;
 
@@ -37,6 +42,9 @@ pub(super) async fn post(
         Err(malformed) => return Rejection::Malformed(malformed).to_response(None),
     };
     drop(bytes);
+    if modern::is_spoken(&parts.headers, &message) {
+        return modern::post(front, verified, &parts.headers, accepts, message).await;
+    }
     match verified {
         Verified::Caller(caller) => legacy::post(front, caller, &parts.headers, accepts, message).await,
         Verified::Unknown => match message {
@@ -46,17 +54,17 @@ pub(super) async fn post(
     }
 }
 
-/// Streams outside of answers do not exist yet.
+/// A session's stream, or one that a client goes on with.
 pub(super) async fn get(
     State(front): State<Arc<Front>>,
     Extension(verified): Extension<Verified>,
     headers: HeaderMap,
 ) -> Response {
-    let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
-    match front.sessions.find(&caller, &headers, front.state.engine.now()).await {
-        Ok(_) => Rejection::NoStream.to_response(None),
-        Err(error) => error.to_rejection().to_response(None),
+    if modern::is_named(&headers) {
+        return modern::method_not_allowed();
     }
+    let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
+    streams::open(front, caller, &headers).await
 }
 
 /// The end of a session (HTTP-07); its tasks live on.
@@ -65,8 +73,11 @@ pub(super) async fn delete(
     Extension(verified): Extension<Verified>,
     headers: HeaderMap,
 ) -> Response {
+    if modern::is_named(&headers) {
+        return modern::method_not_allowed();
+    }
     let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
-    match front.sessions.end(&caller, &headers).await {
+    match front.sessions.end(&front.state.engine, &caller, &headers).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => error.to_rejection().to_response(None),
     }

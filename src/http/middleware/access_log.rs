@@ -15,6 +15,8 @@ pub(in crate::http) struct Served {
     /// One of the methods that are served; others are not named.
     pub method: Option<&'static str>,
     pub context: Option<ContextId>,
+    /// The caller's trace (MOD-13).
+    pub trace: Option<u128>,
 }
 
 pub(in crate::http) async fn write(request: Request, next: Next) -> Response {
@@ -27,12 +29,13 @@ pub(in crate::http) async fn write(request: Request, next: Next) -> Response {
     let served = response.extensions().get::<Served>().copied().unwrap_or_default();
     let status = response.status().as_u16();
     let context = served.context.map(tracing::field::display);
+    let trace = served.trace.map(|id| tracing::field::display(format!("{id:032x}")));
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     // Probes come every few seconds and say nothing.
     if route.is_some_and(|route| !route.is_open()) {
         tracing::info!(
             http.method = %http_method, http.path = path, http.status = status, rpc.method = served.method,
-            auth.context = context, duration_ms, "request answered"
+            auth.context = context, trace.id = trace, duration_ms, "request answered"
         );
     } else {
         tracing::debug!(

@@ -46,7 +46,7 @@ pub(in crate::http) async fn authenticate(
 
 /// # Errors
 /// As [`Authenticator::authenticate`].
-pub(in crate::http) async fn verify(auth: &dyn Authenticator, headers: &HeaderMap) -> Result<AuthContext, AuthRefusal> {
+async fn verify(auth: &dyn Authenticator, headers: &HeaderMap) -> Result<AuthContext, AuthRefusal> {
     let values: Vec<&[u8]> = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes()).collect();
     auth.authenticate(&values).await
 }

@@ -40,6 +40,20 @@ impl Accepts {
     }
 }
 
+/// Whether a stream of events will do, whatever else would.
+pub(in crate::http) fn takes_events(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(ACCEPT).iter().peekable();
+    if values.peek().is_none() {
+        return true;
+    }
+    let mut ranges = Vec::new();
+    for value in values {
+        ranges.extend(String::from_utf8_lossy(value.as_bytes()).split(',').filter_map(Range::parse));
+    }
+    let best = ranges.iter().filter_map(|range| range.fits("text", "event-stream")).max();
+    best.is_some_and(|(_, wanted)| wanted)
+}
+
 /// One media range of an `Accept` header.
 struct Range {
     kind: String,

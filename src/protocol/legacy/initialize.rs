@@ -2,6 +2,7 @@
 
 use crate::domain::json::RawJson;
 use crate::protocol::scan::string_value;
+use crate::protocol::splice::{member, set_members};
 
 use super::{InvalidParams, Revision, param};
 
@@ -35,6 +36,21 @@ impl InitializeParams {
     }
 }
 
+/// What a client's capabilities mean in the revision that was agreed on: older ones know no modes of elicitation, no uses of
+/// sampling and no tasks, whatever a client says (EXEC-20).
+#[must_use]
+pub fn known_capabilities(revision: Revision, declared: RawJson) -> RawJson {
+    if revision >= Revision::V2025_11_25 {
+        return declared;
+    }
+    let is_object = |name: &str| member(declared.as_str(), name).is_some_and(|raw| raw.starts_with('{'));
+    let mut plain = vec![];
+    for name in ["elicitation", "sampling"].into_iter().filter(|name| is_object(name)) {
+        plain.push((name, "{}"));
+    }
+    set_members(&declared, &plain, &["tasks"])
+}
+
 /// What tasks this caller may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskOffer {
@@ -45,16 +61,35 @@ pub enum TaskOffer {
     All,
 }
 
-/// The result: exactly what is served is declared (CAP-02, CAP-11). There is no stream for `listChanged` yet.
+/// What upstreams serve besides tools.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Served {
+    pub prompts: bool,
+    pub resources: bool,
+    pub subscribe: bool,
+    pub completions: bool,
+    pub logging: bool,
+}
+
+/// The result: exactly what is served is declared (CAP-02, CAP-11).
 #[must_use]
-pub fn initialize_result(revision: Revision, tasks: TaskOffer) -> RawJson {
+pub fn initialize_result(revision: Revision, tasks: TaskOffer, served: Served) -> RawJson {
     let tasks = match tasks {
         TaskOffer::None => "",
         TaskOffer::WithoutList => r#","tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}"#,
         TaskOffer::All => r#","tasks":{"list":{},"cancel":{},"requests":{"tools":{"call":{}}}}"#,
     };
+    let shelf = [
+        (served.prompts, r#","prompts":{"listChanged":true}"#),
+        (served.resources && !served.subscribe, r#","resources":{"listChanged":true}"#),
+        (served.resources && served.subscribe, r#","resources":{"subscribe":true,"listChanged":true}"#),
+        (served.completions, r#","completions":{}"#),
+        (served.logging, r#","logging":{}"#),
+    ]
+    .map(|(served, text)| if served { text } else { "" })
+    .concat();
     RawJson::trusted(format!(
-        r#"{{"protocolVersion":"{}","capabilities":{{"tools":{{}}{tasks}}},"serverInfo":{{"name":"taskhold","title":"Taskhold","version":"{}"}}}}"#,
+        r#"{{"protocolVersion":"{}","capabilities":{{"tools":{{"listChanged":true}}{shelf}{tasks}}},"serverInfo":{{"name":"taskhold","title":"Taskhold","version":"{}"}}}}"#,
         revision.as_str(),
         env!("CARGO_PKG_VERSION"),
     ))
@@ -64,25 +99,49 @@ pub fn initialize_result(revision: Revision, tasks: TaskOffer) -> RawJson {
 mod tests {
     use super::*;
 
-    // req: CAP-02, CAP-11
+    #[test]
+    fn an_older_revision_has_declared_only_what_it_knows() {
+        let declared = RawJson::trusted(
+            r#"{"elicitation":{"url":{}},"roots":{"x":1},"sampling":{"tools":{}},"tasks":{"list":{}}}"#,
+        );
+        let known = |revision, declared: &RawJson| known_capabilities(revision, declared.clone()).as_str().to_owned();
+        assert_eq!(known(Revision::V2025_11_25, &declared), declared.as_str());
+        let older = r#"{"roots":{"x":1},"elicitation":{},"sampling":{}}"#;
+        assert_eq!(known(Revision::V2025_06_18, &declared), older);
+        let none = r#"{"sampling":true}"#;
+        assert_eq!(known(Revision::V2025_06_18, &RawJson::trusted(none)), none);
+    }
+
+    // req: CAP-02, CAP-11 (of CAP-11 the legacy half)
     #[test]
     fn the_result_declares_what_is_served() {
-        let capabilities = |revision, offer| {
+        let declared = |revision, offer, served| {
             let result: serde_json::Value =
-                serde_json::from_str(initialize_result(revision, offer).as_str()).expect("valid JSON");
+                serde_json::from_str(initialize_result(revision, offer, served).as_str()).expect("valid JSON");
             assert_eq!(result["protocolVersion"], revision.as_str());
             assert_eq!(result["serverInfo"]["name"], "taskhold");
             result["capabilities"].to_string()
         };
+        let capabilities = |revision, offer| declared(revision, offer, Served::default());
         assert_eq!(
             capabilities(Revision::V2025_11_25, TaskOffer::All),
-            r#"{"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}},"tools":{}}"#
+            r#"{"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}},"tools":{"listChanged":true}}"#
         );
         assert_eq!(
             capabilities(Revision::V2025_11_25, TaskOffer::WithoutList),
-            r#"{"tasks":{"cancel":{},"requests":{"tools":{"call":{}}}},"tools":{}}"#
+            r#"{"tasks":{"cancel":{},"requests":{"tools":{"call":{}}}},"tools":{"listChanged":true}}"#
         );
-        assert_eq!(capabilities(Revision::V2025_06_18, TaskOffer::None), r#"{"tools":{}}"#);
+        assert_eq!(capabilities(Revision::V2025_06_18, TaskOffer::None), r#"{"tools":{"listChanged":true}}"#);
+        let all = Served { prompts: true, resources: true, subscribe: true, completions: true, logging: true };
+        assert_eq!(
+            declared(Revision::V2025_06_18, TaskOffer::None, all),
+            r#"{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}"#
+        );
+        let some = Served { resources: true, ..Served::default() };
+        assert_eq!(
+            declared(Revision::V2025_06_18, TaskOffer::None, some),
+            r#"{"resources":{"listChanged":true},"tools":{"listChanged":true}}"#
+        );
     }
 
     #[test]

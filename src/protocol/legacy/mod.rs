@@ -4,6 +4,8 @@
 //! with a fixed order of keys around raw parts. Nothing here decides anything: the engine does.
 
 pub mod initialize;
+pub mod notify;
+pub mod relay;
 pub mod tasks;
 pub mod tools;
 
@@ -29,6 +31,8 @@ pub enum Revision {
 }
 
 impl Revision {
+    /// The oldest first.
+    pub const ALL: [Self; 2] = [Self::V2025_06_18, Self::V2025_11_25];
     pub const LATEST: Self = Self::V2025_11_25;
 
     #[must_use]
@@ -42,13 +46,19 @@ impl Revision {
     /// The revision of this name, if it is served.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::V2025_06_18, Self::V2025_11_25].into_iter().find(|revision| revision.as_str() == name)
+        Self::ALL.into_iter().find(|revision| revision.as_str() == name)
     }
 
     /// What `initialize` answers to what was asked (CAP-01).
     #[must_use]
     pub fn negotiate(asked: &str) -> Self {
         Self::from_name(asked).unwrap_or(Self::LATEST)
+    }
+
+    /// Whether streams of this revision are primed and can be resumed (HTTP-09).
+    #[must_use]
+    pub const fn resumes(self) -> bool {
+        matches!(self, Self::V2025_11_25)
     }
 
     /// Whether the revision knows tasks at all.
@@ -65,6 +75,15 @@ pub enum Method {
     Ping,
     ToolsList,
     ToolsCall,
+    PromptsList,
+    PromptsGet,
+    ResourcesList,
+    ResourceTemplatesList,
+    ResourcesRead,
+    ResourcesSubscribe,
+    ResourcesUnsubscribe,
+    Complete,
+    SetLogLevel,
     TasksGet,
     TasksResult,
     TasksList,
@@ -72,11 +91,20 @@ pub enum Method {
 }
 
 impl Method {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 17] = [
         Self::Initialize,
         Self::Ping,
         Self::ToolsList,
         Self::ToolsCall,
+        Self::PromptsList,
+        Self::PromptsGet,
+        Self::ResourcesList,
+        Self::ResourceTemplatesList,
+        Self::ResourcesRead,
+        Self::ResourcesSubscribe,
+        Self::ResourcesUnsubscribe,
+        Self::Complete,
+        Self::SetLogLevel,
         Self::TasksGet,
         Self::TasksResult,
         Self::TasksList,
@@ -90,6 +118,15 @@ impl Method {
             Self::Ping => "ping",
             Self::ToolsList => "tools/list",
             Self::ToolsCall => "tools/call",
+            Self::PromptsList => "prompts/list",
+            Self::PromptsGet => "prompts/get",
+            Self::ResourcesList => "resources/list",
+            Self::ResourceTemplatesList => "resources/templates/list",
+            Self::ResourcesRead => "resources/read",
+            Self::ResourcesSubscribe => "resources/subscribe",
+            Self::ResourcesUnsubscribe => "resources/unsubscribe",
+            Self::Complete => "completion/complete",
+            Self::SetLogLevel => "logging/setLevel",
             Self::TasksGet => "tasks/get",
             Self::TasksResult => "tasks/result",
             Self::TasksList => "tasks/list",
@@ -124,6 +161,14 @@ impl From<InvalidParams> for ErrorObject {
 #[must_use]
 pub fn cancelled_request(params: Option<&RawJson>) -> Option<Id> {
     member(params?.as_str(), "requestId").and_then(Id::from_raw)
+}
+
+/// The `progressToken` of a request: a string or a number.
+#[must_use]
+pub fn progress_token(params: Option<&RawJson>) -> Option<RawJson> {
+    let token = param(params, "_meta").and_then(|meta| member(meta, "progressToken"))?;
+    let is_token = token.starts_with(['"', '-']) || token.starts_with(|c: char| c.is_ascii_digit());
+    is_token.then(|| RawJson::trusted(token))
 }
 
 fn param<'a>(params: Option<&'a RawJson>, name: &str) -> Option<&'a str> {

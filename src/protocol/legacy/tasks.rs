@@ -8,9 +8,9 @@ use crate::domain::retention::TtlRules;
 use crate::domain::task::{Status, Task};
 use crate::protocol::jsonrpc::{ErrorObject, TASK_CANCELLED};
 use crate::protocol::scan::string_value;
-use crate::protocol::splice::{quoted, set_meta};
+use crate::protocol::splice::quoted;
 
-use super::tools::{Answer, FOREIGN_META, without_result_type};
+use super::tools::{Answer, shown_result};
 use super::{CREATED_TASK, IMMEDIATE_RESPONSE, InvalidParams, RELATED_TASK, param};
 
 /// The `taskId` of get, result and cancel. Related-task metadata says nothing here (TASK-09).
@@ -102,12 +102,12 @@ pub fn outcome_answer(task: TaskId, outcome: &Outcome) -> Answer {
     match outcome {
         Outcome::Result { json, .. } => {
             let related = format!(r#"{{"taskId":"{task}"}}"#);
-            Answer::Result(set_meta(&without_result_type(json), &[(RELATED_TASK, &related)], &FOREIGN_META))
+            Answer::Result(shown_result(json, &[(RELATED_TASK, &related)]))
         }
-        Outcome::Error { json } => Answer::Error(json.clone()),
+        Outcome::Error { json } => Answer::error(json.clone()),
         Outcome::Cancelled => {
             let data = RawJson::trusted(format!(r#"{{"taskId":"{task}"}}"#));
-            Answer::Error(ErrorObject::new(TASK_CANCELLED, "the task was cancelled").with_data(data).to_raw())
+            Answer::error(ErrorObject::new(TASK_CANCELLED, "the task was cancelled").with_data(data).to_raw())
         }
     }
 }
@@ -144,6 +144,9 @@ mod tests {
             granted: Ttl::Milliseconds(60_000),
             poll_interval_ms: 1000,
             expires: None,
+            session: None,
+            progress_token: None,
+            progress: None,
         }
     }
 
@@ -202,7 +205,7 @@ mod tests {
         let id = task(Status::Working).id;
         let answer =
             |json: &str| match outcome_answer(id, &Outcome::Result { json: RawJson::trusted(json), is_error: false }) {
-                Answer::Result(json) => json.as_str().to_owned(),
+                Answer::Result(json) => json.to_text(),
                 Answer::Error(_) => panic!("a result stays a result"),
             };
         assert_eq!(
@@ -219,9 +222,9 @@ mod tests {
     fn errors_and_cancellations_are_errors() {
         let id = task(Status::Working).id;
         let error = RawJson::trusted(r#"{"code":-32011,"message":"m","data":{"n":1.0}}"#);
-        assert_eq!(outcome_answer(id, &Outcome::Error { json: error.clone() }), Answer::Error(error));
+        assert_eq!(outcome_answer(id, &Outcome::Error { json: error.clone() }), Answer::error(error));
         let expected = format!(r#"{{"code":-32800,"message":"the task was cancelled","data":{{"taskId":"{id}"}}}}"#);
-        assert_eq!(outcome_answer(id, &Outcome::Cancelled), Answer::Error(RawJson::trusted(expected)));
+        assert_eq!(outcome_answer(id, &Outcome::Cancelled), Answer::error(RawJson::trusted(expected)));
     }
 
     // req: TASK-09, TASK-25

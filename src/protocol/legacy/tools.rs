@@ -3,11 +3,13 @@
 use crate::domain::json::RawJson;
 use crate::domain::mode::TaskSupport;
 use crate::domain::outcome::Outcome;
-use crate::protocol::jsonrpc::{ErrorObject, TASK_CANCELLED};
-use crate::protocol::scan::string_value;
-use crate::protocol::splice::{member, quoted, replace_member, set_members, set_meta};
+use crate::domain::pieces::Pieces;
+use crate::protocol::jsonrpc::{ErrorObject, Id, TASK_CANCELLED, URLS_NEEDED, error_code, response_of, upstream_error};
+use crate::protocol::number::integer;
+use crate::protocol::scan::{key_is, string_value};
+use crate::protocol::splice::{RawMember, member, named, quoted, replace_member, set_members, spliced};
 
-use super::{InvalidParams, RELATED_TASK, SERVER_INFO, param};
+use super::{InvalidParams, RELATED_TASK, SERVER_INFO, param, progress_token};
 
 /// The largest integer that every JSON reader keeps.
 const MOST_TTL_MS: u64 = 1 << 53;
@@ -30,13 +32,7 @@ impl CallParams {
             .and_then(string_value)
             .ok_or_else(|| InvalidParams::new("name must be a string"))?
             .into_owned();
-        let token = param(params, "_meta").and_then(|meta| member(meta, "progressToken"));
-        let token = token.filter(|raw| raw.starts_with(['"', '-']) || raw.starts_with(|c: char| c.is_ascii_digit()));
-        Ok(Self {
-            name,
-            task: param(params, "task").map(RawJson::trusted),
-            progress_token: token.map(RawJson::trusted),
-        })
+        Ok(Self { name, task: param(params, "task").map(RawJson::trusted), progress_token: progress_token(params) })
     }
 }
 
@@ -61,32 +57,12 @@ pub fn asked_ttl(task: &RawJson) -> Result<Option<u64>, InvalidParams> {
     }
     match member(task.as_str(), "ttl") {
         None | Some("null") => Ok(None),
-        Some(raw) => whole_number(raw)
+        Some(raw) => integer(raw)
+            .and_then(|ttl| u64::try_from(ttl).ok())
             .filter(|&ttl| ttl <= MOST_TTL_MS)
             .map(Some)
             .ok_or_else(|| InvalidParams::new("task.ttl must be a whole number of milliseconds from 0 to 2^53")),
     }
-}
-
-/// The value of a number token if it is whole and not negative, exactly: `60000.0` and `6e4` are 60000.
-fn whole_number(raw: &str) -> Option<u64> {
-    let (negative, raw) = raw.strip_prefix('-').map_or((false, raw), |rest| (true, rest));
-    if !raw.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
-    }
-    let (mantissa, exponent) = raw.split_once(['e', 'E']).unwrap_or((raw, "0"));
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let digits = format!("{whole}{fraction}");
-    let significant = digits.trim_end_matches('0');
-    if significant.is_empty() {
-        return Some(0);
-    }
-    // Out of any range that matters if it does not fit.
-    let exponent: i64 = exponent.parse().ok()?;
-    let zeros = (digits.len() - significant.len()) as i64 - fraction.len() as i64;
-    let power = u32::try_from(exponent.checked_add(zeros)?).ok()?;
-    let value = significant.parse::<u64>().ok()?.checked_mul(10_u64.checked_pow(power)?)?;
-    (!negative).then_some(value)
 }
 
 /// How a tool is shown in `tools/list`: its upstream's definition with the exposed name and our `execution`.
@@ -98,6 +74,12 @@ pub fn tool_definition(definition: &RawJson, exposed: &str, support: Option<Task
         Some(name) if name == exposed => definition.clone(),
         _ => replace_member(definition, "name", &quoted(exposed)),
     };
+    // This era has objects only.
+    let has_object = |schema| member(schema, "type").and_then(string_value).is_some_and(|name| name == "object");
+    let named = match member(named.as_str(), "outputSchema") {
+        Some(schema) if !has_object(schema) => set_members(&named, &[], &["outputSchema"]),
+        _ => named,
+    };
     let Some(support) = support else {
         return set_members(&named, &[], &["execution"]);
     };
@@ -107,6 +89,64 @@ pub fn tool_definition(definition: &RawJson, exposed: &str, support: Option<Task
     };
     let execution = replace_member(&execution, "taskSupport", &quoted(support.as_str()));
     replace_member(&named, "execution", execution.as_str())
+}
+
+/// The result of a call without what this era does not know: `resultType`, and structured content that is no object
+/// (EXEC-20).
+pub(super) fn shown_result(result: &RawJson, set: &[(&str, &str)]) -> Pieces {
+    let gone = |found: &[RawMember<'_>]| {
+        let content = found.iter().rfind(|member| key_is(member.key, STRUCTURED));
+        let is_odd = content.is_some_and(|member| !member.value.starts_with('{'));
+        if is_odd { vec!["resultType", STRUCTURED] } else { vec!["resultType"] }
+    };
+    shown(result, &["resultType", STRUCTURED], gone, set)
+}
+
+/// A result with these keys of its `_meta` set, without those that would mislead our client, and without the members that
+/// `gone` names of `odd` ones. One walk over the text, nothing large is copied.
+pub(super) fn shown<'a>(
+    result: &RawJson,
+    odd: &[&'a str],
+    gone: impl FnOnce(&[RawMember<'_>]) -> Vec<&'a str>,
+    set: &[(&str, &str)],
+) -> Pieces {
+    let names: Vec<&str> = odd.iter().copied().chain([META]).collect();
+    let found = named(result.as_str(), &names);
+    let gone = gone(&found);
+    let meta = found.iter().rfind(|member| key_is(member.key, META)).map(|member| member.value);
+    let mut meta_text = match meta {
+        Some(meta) if meta.starts_with('{') => shown_meta(result, meta, set),
+        _ if set.is_empty() => None,
+        _ => Some(with_last(&RawJson::trusted("{}"), "{}", &[], set)),
+    };
+    let mut changed = Vec::new();
+    let has_new_meta = meta_text.is_some();
+    for member in found {
+        if gone.iter().any(|name| key_is(member.key, name)) {
+            changed.push((member, None));
+        } else if has_new_meta && key_is(member.key, META) {
+            changed.push((member, meta_text.take()));
+        }
+    }
+    let last: Vec<_> = meta_text.into_iter().map(|text| (META, text)).collect();
+    spliced(result, result.as_str(), &changed, &last)
+}
+
+/// `None` if it may stay as it is.
+fn shown_meta(result: &RawJson, meta: &str, set: &[(&str, &str)]) -> Option<Pieces> {
+    let names: Vec<&str> = FOREIGN_META.into_iter().chain(set.iter().map(|(name, _)| *name)).collect();
+    let gone: Vec<_> = named(meta, &names).into_iter().map(|member| (member, None)).collect();
+    (!gone.is_empty() || !set.is_empty()).then(|| with_last(result, meta, &gone, set))
+}
+
+fn with_last(
+    json: &RawJson,
+    object: &str,
+    changed: &[(RawMember<'_>, Option<Pieces>)],
+    set: &[(&str, &str)],
+) -> Pieces {
+    let last: Vec<_> = set.iter().map(|(name, raw)| (*name, Pieces::from((*raw).to_owned()))).collect();
+    spliced(json, object, changed, &last)
 }
 
 /// The result of `tools/list`: everything on one page.
@@ -130,32 +170,59 @@ pub fn error_result(text: &str) -> RawJson {
 }
 
 /// How an outcome answers a request: the `result` or the `error` of its response.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(PartialEq, Eq))]
 pub enum Answer {
-    Result(RawJson),
-    Error(RawJson),
+    Result(Pieces),
+    Error(Pieces),
+}
+
+impl Answer {
+    /// The response to the request of this id.
+    #[must_use]
+    pub fn to(&self, id: &Id) -> Pieces {
+        match self {
+            Self::Result(result) => response_of(id, "result", result),
+            Self::Error(error) => response_of(id, "error", error),
+        }
+    }
+
+    #[must_use]
+    pub fn into_value(self) -> Pieces {
+        let (Self::Result(value) | Self::Error(value)) = self;
+        value
+    }
+
+    /// An error of ours, or one that arrived.
+    #[must_use]
+    pub fn error(error: RawJson) -> Self {
+        Self::Error(error.into())
+    }
 }
 
 /// The answer of a plain call (LIFE-11): the upstream's, without what only its own connection or the next era means.
 #[must_use]
 pub fn plain_answer(outcome: &Outcome) -> Answer {
     match outcome {
-        Outcome::Result { json, .. } => Answer::Result(set_meta(&without_result_type(json), &[], &FOREIGN_META)),
-        Outcome::Error { json } => Answer::Error(json.clone()),
-        Outcome::Cancelled => Answer::Error(ErrorObject::new(TASK_CANCELLED, "the call was cancelled").to_raw()),
+        Outcome::Result { json, .. } => Answer::Result(shown_result(json, &[])),
+        Outcome::Error { json } => Answer::error(json.clone()),
+        Outcome::Cancelled => Answer::error(ErrorObject::new(TASK_CANCELLED, "the call was cancelled").to_raw()),
+    }
+}
+
+/// The error that an outcome is told by to a client that visits no URLs, where that is another than its own (MOD-16).
+#[must_use]
+pub fn without_urls(outcome: &Outcome) -> Option<Answer> {
+    match outcome {
+        Outcome::Error { json } if error_code(json) == Some(URLS_NEEDED) => Some(Answer::error(upstream_error(json))),
+        _ => None,
     }
 }
 
 /// Keys of a result's `_meta` that an upstream may have set and that would mislead our client.
-pub(super) const FOREIGN_META: [&str; 2] = [RELATED_TASK, SERVER_INFO];
-
-pub(super) fn without_result_type(result: &RawJson) -> RawJson {
-    const RESULT_TYPE: &str = "resultType";
-    if member(result.as_str(), RESULT_TYPE).is_none() {
-        return result.clone();
-    }
-    set_members(result, &[], &[RESULT_TYPE])
-}
+pub(in crate::protocol) const FOREIGN_META: [&str; 2] = [RELATED_TASK, SERVER_INFO];
+const META: &str = "_meta";
+const STRUCTURED: &str = "structuredContent";
 
 #[cfg(test)]
 mod tests {
@@ -236,7 +303,7 @@ mod tests {
         }
     }
 
-    // req: CAP-03, EXEC-01
+    // req: CAP-03, EXEC-01, EXEC-20 (of EXEC-20 the legacy half)
     #[test]
     fn a_definition_keeps_everything_but_name_and_execution() {
         let upstream = raw(
@@ -254,6 +321,10 @@ mod tests {
             tool_definition(&raw(r#"{"name":"a"}"#), "a", Some(TaskSupport::Required)).as_str(),
             r#"{"name":"a","execution":{"taskSupport":"required"}}"#
         );
+        let array = raw(r#"{"name":"a","outputSchema":{"type":"array","items":{}},"k":1.0}"#);
+        assert_eq!(tool_definition(&array, "a", None).as_str(), r#"{"name":"a","k":1.0}"#);
+        let object = raw(r#"{"name":"a","outputSchema":{"x":1e400,"type":"object"},"k":1.0}"#);
+        assert_eq!(tool_definition(&object, "a", None), object);
         assert_eq!(list_result([raw("{}"), raw("[]")].iter()).as_str(), r#"{"tools":[{},[]]}"#);
     }
 
@@ -264,9 +335,21 @@ mod tests {
             r#"{"content":[{"n":1.0}],"resultType":"complete","_meta":{"a":1e400,"io.modelcontextprotocol/related-task":{"taskId":"theirs"},"io.modelcontextprotocol/serverInfo":{}},"\ud800":"\u0000"}"#,
         );
         let Answer::Result(answer) = plain_answer(&Outcome::Result { json, is_error: false }) else { panic!() };
-        assert_eq!(answer.as_str(), r#"{"content":[{"n":1.0}],"_meta":{"a":1e400},"\ud800":"\u0000"}"#);
+        assert_eq!(answer.to_text(), r#"{"content":[{"n":1.0}],"_meta":{"a":1e400},"\ud800":"\u0000"}"#);
         let error = raw(r#"{"code":-32011,"message":"m","data":1e400}"#);
-        assert_eq!(plain_answer(&Outcome::Error { json: error.clone() }), Answer::Error(error));
+        assert_eq!(plain_answer(&Outcome::Error { json: error.clone() }), Answer::error(error));
+    }
+
+    // req: EXEC-20 (legacy half)
+    #[test]
+    fn structured_content_that_is_no_object_is_left_out() {
+        let valid = |text: &str| shown_result(&raw(text), &[]).to_text();
+        for kept in [r#"{"content":[],"structuredContent":{"a":1.0}}"#, r#"{"content":[1e400]}"#] {
+            assert_eq!(valid(kept), kept);
+        }
+        for odd in ["[1]", "7", "null", r#""x""#] {
+            assert_eq!(valid(&format!(r#"{{"structuredContent":{odd},"content":[1e400]}}"#)), r#"{"content":[1e400]}"#);
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ import unittest
 from mcp import McpError
 from mcp.types import CallToolResult
 
-from server import Postgres, Server, Sqlite, connected, new_token
+from service import Postgres, Server, Sqlite, new_token
+from session import connected
 
 RELATED = "io.modelcontextprotocol/related-task"
 TTL_MS = 60_000

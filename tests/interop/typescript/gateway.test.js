@@ -1,21 +1,8 @@
 // The reference server of the protocol, unchanged, behind the service: its tools become tasks.
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
-import { setTimeout } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js';
-import { Server, connect, create, databases } from './server.js';
-
-const SCRIPT = fileURLToPath(import.meta.resolve('@modelcontextprotocol/server-everything/dist/index.js'));
-const EVERYTHING = `'${process.execPath}' '${SCRIPT}' stdio`;
-
-/** Waits until a tool is offered: the service is ready before a slow upstream is, which must not hold up the others. */
-async function listed(client, name) {
-  const deadline = AbortSignal.timeout(60_000);
-  while (!(await client.listTools()).tools.some((tool) => tool.name === name)) {
-    await setTimeout(100, undefined, { signal: deadline });
-  }
-}
+import { EVERYTHING, Server, connect, create, databases, listed } from './server.js';
 
 for (const [name, make] of Object.entries(databases())) {
   describe(`server-everything, tasks on ${name}`, () => {

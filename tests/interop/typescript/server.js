@@ -5,6 +5,8 @@ import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
@@ -18,6 +20,10 @@ if (!BINARY) throw new Error('TASKHOLD_BINARY must name the binary under test (s
 /** The command lines of the bundled server: with the tools for users, and with those for tests. */
 export const DEMO_TOOLS = `'${BINARY}' demo-server`;
 export const TEST_TOOLS = `'${BINARY}' demo-server --test-tools`;
+
+/** The command line of the protocol's reference server. */
+const EVERYTHING_SCRIPT = fileURLToPath(import.meta.resolve('@modelcontextprotocol/server-everything/dist/index.js'));
+export const EVERYTHING = `'${process.execPath}' '${EVERYTHING_SCRIPT}' stdio`;
 
 /** The child's environment: nothing of ours that configures the service. */
 const environment = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('TASKHOLD_')));
@@ -103,8 +109,8 @@ export function databases() {
   return { SQLite: () => Database.sqlite(), PostgreSQL: () => Database.postgres(adminUrl) };
 }
 
-export async function connect(url, token) {
-  const client = new Client({ name: 'taskhold-interop', version: '1.0.0' });
+export async function connect(url, token, options = {}) {
+  const client = new Client({ name: 'taskhold-interop', version: '1.0.0' }, options);
   const transport = new StreamableHTTPClientTransport(url, {
     requestInit: { headers: { Authorization: `Bearer ${token}` } },
   });
@@ -113,8 +119,22 @@ export async function connect(url, token) {
 }
 
 /** Makes a task of a call, as a user of the SDK does, and answers the task as it was at creation. */
-export async function create(client, name, args, ttl = 60_000) {
+export async function create(client, name, args, options = {}) {
   const request = { method: 'tools/call', params: { name, arguments: args } };
-  const { task } = await client.request(request, CreateTaskResultSchema, { task: { ttl } });
+  const { task } = await client.request(request, CreateTaskResultSchema, { task: { ttl: 60_000 }, ...options });
   return task;
+}
+
+/** Asks again and again until the answer is yes. */
+export async function within(what, isSo, milliseconds = 60_000) {
+  const deadline = Date.now() + milliseconds;
+  while (!(await isSo())) {
+    if (Date.now() > deadline) throw new Error(`waited too long for ${what}`);
+    await pause(50);
+  }
+}
+
+/** Waits until a tool is offered: the service is ready before a slow upstream is, which must not hold up the others. */
+export function listed(client, name) {
+  return within(`${name} to be listed`, async () => (await client.listTools()).tools.some((tool) => tool.name === name));
 }

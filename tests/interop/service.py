@@ -1,7 +1,6 @@
-"""What the tests share: the binary under test, run on a free port and a database of its own and ended by its own process
-id, and sessions of the official Python SDK with it."""
+"""What the tests in Python share: the binary under test, run on a free port and a database of its own and ended by its own
+process id."""
 
-import contextlib
 import os
 import pathlib
 import queue
@@ -12,10 +11,6 @@ import subprocess
 import tempfile
 import threading
 import urllib.parse
-
-import httpx
-from mcp import ClientSession
-from mcp.client.streamable_http import streamable_http_client
 
 STARTS_WITHIN_S = 60
 BINARY = os.environ.get("TASKHOLD_BINARY")
@@ -63,11 +58,12 @@ def new_token(database, name):
 class Server:
     """A running service with the bundled server's test tools behind it. Made once it says that it listens."""
 
-    def __init__(self, database, listen="127.0.0.1:0"):
+    def __init__(self, database, listen="127.0.0.1:0", settings=None):
+        """`settings` are variables by the names that `docs/configuration.md` has for them."""
         upstream = f"test='{BINARY}' demo-server --test-tools"
         command = [BINARY, "serve", "--listen", listen, "--database-url", database.url, "--upstream", upstream]
         self._child = subprocess.Popen(
-            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, env=ENVIRONMENT | (settings or {}), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self._log = []
         ready = queue.Queue()
@@ -95,16 +91,3 @@ class Server:
         self._child.wait()
         self._reader.join()
         self._child.stderr.close()
-
-
-@contextlib.asynccontextmanager
-async def connected(url, token):
-    """A session as a user of the SDK opens it."""
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        httpx.AsyncClient(headers=headers, timeout=60, trust_env=False) as http,
-        streamable_http_client(url, http_client=http) as (read, write, _),
-        ClientSession(read, write) as session,
-    ):
-        await session.initialize()
-        yield session

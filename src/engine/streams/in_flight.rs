@@ -1,4 +1,5 @@
-//! Requests that `notifications/cancelled` can reach: plain calls and waiting `tasks/result`, by session and id (CAP-10).
+//! Requests that `notifications/cancelled` can reach: plain calls and waiting `tasks/result`, by session and the text of
+//! their JSON-RPC id (CAP-10).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,33 +7,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::ids::SessionId;
-use crate::protocol::jsonrpc::Id;
 
 #[derive(Debug, Default)]
-pub(in crate::http) struct InFlight {
+pub(in crate::engine) struct InFlight {
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// A client may use one id twice; each use has a number of its own.
-    requests: HashMap<(SessionId, Id), Vec<(u64, CancellationToken)>>,
+    requests: HashMap<(SessionId, String), Vec<(u64, CancellationToken)>>,
     next: u64,
 }
 
 /// One request in flight, until it is dropped.
 #[derive(Debug)]
-pub(in crate::http) struct Entry {
+pub(in crate::engine) struct Entry {
     in_flight: Arc<InFlight>,
-    key: (SessionId, Id),
+    key: (SessionId, String),
     number: u64,
     stop: CancellationToken,
 }
 
 impl InFlight {
-    pub(super) fn enter(self: &Arc<Self>, session: SessionId, id: Id) -> Entry {
+    /// Without a session nobody can cancel it.
+    pub(in crate::engine) fn enter(self: &Arc<Self>, session: Option<SessionId>, id: &str) -> Entry {
         let stop = CancellationToken::new();
-        let key = (session, id);
+        let key = (session.unwrap_or_else(SessionId::new), id.to_owned());
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
@@ -41,13 +42,18 @@ impl InFlight {
         Entry { in_flight: Arc::clone(self), key, number, stop }
     }
 
-    /// Stops what runs under this id in this session; unknown and finished ids change nothing.
-    pub(super) fn cancel(&self, session: SessionId, id: Id) {
-        if let Some(requests) = self.lock().requests.get(&(session, id)) {
-            for (_, stop) in requests {
-                stop.cancel();
-            }
+    /// Stops what runs under this id in this session; unknown and finished ids change nothing. Whether there was something.
+    pub(in crate::engine) fn cancel(&self, session: SessionId, id: &str) -> bool {
+        let state = self.lock();
+        let requests = state.requests.get(&(session, id.to_owned()));
+        for (_, stop) in requests.into_iter().flatten() {
+            stop.cancel();
         }
+        requests.is_some()
+    }
+
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.lock().requests.is_empty()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -56,7 +62,7 @@ impl InFlight {
 }
 
 impl Entry {
-    pub(super) fn stop(&self) -> CancellationToken {
+    pub(in crate::engine) fn stop(&self) -> CancellationToken {
         self.stop.clone()
     }
 }
@@ -77,22 +83,18 @@ impl Drop for Entry {
 mod tests {
     use super::*;
 
-    fn id(raw: &str) -> Id {
-        Id::from_raw(raw).unwrap()
-    }
-
     // The half of CAP-10 that happens on one node.
     #[test]
     fn a_cancellation_reaches_its_own_session_and_id_alone() {
         let in_flight = Arc::new(InFlight::default());
         let (mine, other) = (SessionId::new(), SessionId::new());
-        let entry = in_flight.enter(mine, id("1"));
-        let twin = in_flight.enter(mine, id("1"));
-        let text = in_flight.enter(mine, id(r#""1""#));
-        let strange = in_flight.enter(other, id("1"));
-        in_flight.cancel(mine, id("2"));
+        let entry = in_flight.enter(Some(mine), "1");
+        let twin = in_flight.enter(Some(mine), "1");
+        let text = in_flight.enter(Some(mine), r#""1""#);
+        let strange = in_flight.enter(Some(other), "1");
+        in_flight.cancel(mine, "2");
         assert!(!entry.stop().is_cancelled());
-        in_flight.cancel(mine, id("1"));
+        in_flight.cancel(mine, "1");
         assert!(entry.stop().is_cancelled() && twin.stop().is_cancelled());
         assert!(!text.stop().is_cancelled() && !strange.stop().is_cancelled());
     }
@@ -101,10 +103,10 @@ mod tests {
     fn what_has_ended_is_forgotten() {
         let in_flight = Arc::new(InFlight::default());
         let session = SessionId::new();
-        let first = in_flight.enter(session, id("1"));
-        let second = in_flight.enter(session, id("1"));
+        let first = in_flight.enter(Some(session), "1");
+        let second = in_flight.enter(Some(session), "1");
         drop(first);
-        in_flight.cancel(session, id("1"));
+        in_flight.cancel(session, "1");
         assert!(second.stop().is_cancelled());
         drop(second);
         assert!(in_flight.lock().requests.is_empty());

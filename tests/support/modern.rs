@@ -1,0 +1,192 @@
+//! A persona: a client of the stateless era, whose requests stand alone. What comes back is checked against the schema of the
+//! revision, where that can be had.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Value, json};
+
+use super::client::Answer;
+use super::events::Events;
+use super::schema::Schema;
+
+pub const VERSION: &str = "2026-07-28";
+const PREFIX: &str = "io.modelcontextprotocol";
+
+/// A client with a token.
+#[derive(Clone)]
+pub struct Modern {
+    pub http: reqwest::Client,
+    pub url: String,
+    pub token: Option<String>,
+    pub accept: &'static str,
+    /// What it declares with each request.
+    pub capabilities: Value,
+    pub next_id: Arc<AtomicU64>,
+}
+
+/// A request that can still be spoilt.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    pub headers: Vec<(String, String)>,
+    pub body: Value,
+}
+
+impl Modern {
+    pub fn new(url: &str, token: &str) -> Self {
+        Self {
+            http: reqwest::Client::builder().no_proxy().build().expect("a client can be made"),
+            url: url.to_owned(),
+            token: Some(token.to_owned()),
+            accept: "application/json, text/event-stream",
+            capabilities: json!({}),
+            next_id: Arc::default(),
+        }
+    }
+
+    /// The same client, with what it declares.
+    pub fn declaring(&self, capabilities: Value) -> Self {
+        Self { capabilities, ..self.clone() }
+    }
+
+    /// The same client, which declares the extension for tasks.
+    pub fn with_tasks(&self) -> Self {
+        let mut capabilities = self.capabilities.clone();
+        capabilities["extensions"]["io.modelcontextprotocol/tasks"] = json!({});
+        self.declaring(capabilities)
+    }
+
+    /// A request with all that it needs: a new id, `_meta` beside what `params` has of it, and headers.
+    pub fn draft(&self, method: &str, mut params: Value) -> Draft {
+        let meta = &mut params["_meta"];
+        meta[format!("{PREFIX}/protocolVersion")] = json!(VERSION);
+        meta[format!("{PREFIX}/clientInfo")] = json!({ "name": "persona", "version": "1" });
+        meta[format!("{PREFIX}/clientCapabilities")] = self.capabilities.clone();
+        let mut headers =
+            vec![("mcp-protocol-version".to_owned(), VERSION.to_owned()), ("mcp-method".to_owned(), method.to_owned())];
+        let named = match method {
+            "resources/read" => params.get("uri"),
+            "tools/call" | "prompts/get" => params.get("name"),
+            _ => params.get("taskId"),
+        };
+        if let Some(name) = named.and_then(Value::as_str) {
+            headers.push(("mcp-name".to_owned(), name.to_owned()));
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        Draft { headers, body: json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }) }
+    }
+
+    pub async fn request(&self, method: &str, params: Value) -> Answer {
+        self.send(self.draft(method, params)).await
+    }
+
+    pub async fn send(&self, draft: Draft) -> Answer {
+        let answer = Answer::read(self.begin(&draft).await).await;
+        check(&draft.body, &answer);
+        answer
+    }
+
+    /// Calls a tool.
+    pub async fn call(&self, tool: &str, arguments: Value) -> Answer {
+        self.request("tools/call", json!({ "name": tool, "arguments": arguments })).await
+    }
+
+    /// A request whose answer is a stream, from its first event on.
+    pub async fn stream(&self, method: &str, params: Value) -> Events {
+        Events::new(self.begin(&self.draft(method, params)).await).await
+    }
+
+    /// The head of the answer.
+    pub async fn begin(&self, draft: &Draft) -> reqwest::Response {
+        let mut request = self.http.post(&self.url).header("accept", self.accept);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        for (name, value) in &draft.headers {
+            request = request.header(name, value);
+        }
+        let body = draft.body.to_string();
+        request.header("content-type", "application/json").body(body).send().await.expect("the server answers")
+    }
+}
+
+impl Draft {
+    pub fn without(mut self, header: &str) -> Self {
+        self.headers.retain(|(name, _)| name != header);
+        self
+    }
+
+    pub fn with(self, header: &str, value: &str) -> Self {
+        self.without(header).also(header, value)
+    }
+
+    /// With one more header, whether or not it is there.
+    pub fn also(mut self, header: &str, value: &str) -> Self {
+        self.headers.push((header.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With another value of a key of `_meta`; null takes it out.
+    pub fn with_meta(mut self, key: &str, value: Value) -> Self {
+        let meta = self.body["params"]["_meta"].as_object_mut().expect("a draft has a _meta");
+        let key = format!("{PREFIX}/{key}");
+        if value.is_null() {
+            meta.remove(&key);
+        } else {
+            meta.insert(key, value);
+        }
+        self
+    }
+}
+
+/// Checks an answer against the schema. One with numbers that no reader takes is not read.
+fn check(request: &Value, answer: &Answer) {
+    // A draft that was spoilt so far is of the other era.
+    if request.pointer("/params/_meta/io.modelcontextprotocol~1protocolVersion").is_none() {
+        return;
+    }
+    let (Some(schema), Ok(message)) = (Schema::of_2026_07_28(), serde_json::from_str::<Value>(answer.text())) else {
+        return;
+    };
+    if let Some(error) = message.get("error") {
+        schema.check("JSONRPCErrorResponse", &message);
+        match error["code"].as_i64() {
+            Some(-32020) => schema.check("HeaderMismatchError", &message),
+            Some(-32021) => schema.check("MissingRequiredClientCapabilityError", &message),
+            Some(-32022) => schema.check("UnsupportedProtocolVersionError", &message),
+            _ => {}
+        }
+        return;
+    }
+    schema.check("JSONRPCResultResponse", &message);
+    let result = &message["result"];
+    let of_method = match (request["method"].as_str(), result["resultType"].as_str()) {
+        (_, Some("input_required")) => "InputRequiredResult",
+        (Some("server/discover"), _) => "DiscoverResult",
+        (Some("tools/list"), _) => "ListToolsResult",
+        (Some("tools/call"), Some("complete")) => "CallToolResult",
+        (Some("prompts/list"), _) => "ListPromptsResult",
+        (Some("prompts/get"), _) => "GetPromptResult",
+        (Some("resources/list"), _) => "ListResourcesResult",
+        (Some("resources/templates/list"), _) => "ListResourceTemplatesResult",
+        (Some("resources/read"), _) => "ReadResourceResult",
+        (Some("completion/complete"), _) => "CompleteResult",
+        _ => "Result",
+    };
+    match of_method {
+        // What is all ours has no key that the schema does not name.
+        "DiscoverResult" | "ListToolsResult" | "ListPromptsResult" | "ListResourcesResult" => {
+            schema.check_closed(of_method, result);
+        }
+        _ => schema.check(of_method, result),
+    }
+    if let Some(tasks) = Schema::of_tasks() {
+        match (request["method"].as_str(), result["resultType"].as_str()) {
+            (_, Some("task")) => tasks.check_closed("CreateTaskResult", result),
+            (Some("tasks/get"), _) => tasks.check_closed("GetTaskResult", result),
+            (Some("tasks/update"), _) => tasks.check_closed("UpdateTaskResult", result),
+            (Some("tasks/cancel"), _) => tasks.check_closed("CancelTaskResult", result),
+            _ => {}
+        }
+    }
+}
