@@ -139,8 +139,8 @@ async fn a_cancel_is_acknowledged_but_for_what_is_not_there(database: TestDataba
 async fn work_that_hears_of_no_cancel_ends_all_the_same(database: TestDatabase) {
     let rules = taskhold::engine::EngineRules {
         grace: Duration::ZERO,
-        run_limit: Duration::from_millis(400),
-        hard_run_limit: Duration::from_millis(400),
+        run_limit: Duration::from_secs(3),
+        hard_run_limit: Duration::from_secs(3),
         ..engine_rules()
     };
     let gateway = Gateway::with(database, settings(), vec![test_tools("test")], rules).await;
@@ -151,7 +151,11 @@ async fn work_that_hears_of_no_cancel_ends_all_the_same(database: TestDatabase) 
     until_status(&client, &id, "cancelled").await;
     // Without a cancel the run limit is its end.
     let failed = until_status(&client, &call().await, "failed").await;
-    assert_eq!(failed["error"]["code"], -32603, "{failed}");
+    assert_eq!(
+        (&failed["error"]["code"], &failed["error"]["data"]["reason"]),
+        (&json!(-32603), &json!("run_time_exceeded"))
+    );
+    assert_eq!(failed["statusMessage"], failed["error"]["message"], "who polls is told why");
     gateway.upstreams.stop().await;
 }
 
