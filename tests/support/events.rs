@@ -14,7 +14,11 @@ pub struct Events {
     buffer: String,
     /// The id of the last event that had one.
     pub last_id: Option<String>,
+    check: Option<Check>,
 }
+
+/// Panics at a message that is not as it has to be.
+pub type Check = Box<dyn Fn(&Value) + Send + Sync>;
 
 /// One block of a stream: an event, or comments alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,7 +37,12 @@ impl Events {
         if response.status().as_u16() != 200 || !is_stream {
             panic!("no stream: {} {kind:?} {}", response.status(), response.text().await.unwrap_or_default());
         }
-        Self { response, buffer: String::new(), last_id: None }
+        Self { response, buffer: String::new(), last_id: None, check: None }
+    }
+
+    /// The same stream, each of whose messages is checked.
+    pub fn checked(self, check: Check) -> Self {
+        Self { check: Some(check), ..self }
     }
 
     /// The stream of the client's session.
@@ -78,7 +87,11 @@ impl Events {
         loop {
             let event = self.block().await?;
             if let Some(data) = event.data.filter(|data| !data.is_empty()) {
-                return Some(serde_json::from_str(&data).unwrap());
+                let message = serde_json::from_str(&data).unwrap();
+                if let Some(check) = &self.check {
+                    check(&message);
+                }
+                return Some(message);
             }
         }
     }

@@ -93,7 +93,13 @@ impl Modern {
 
     /// A request whose answer is a stream, from its first event on.
     pub async fn stream(&self, method: &str, params: Value) -> Events {
-        Events::new(self.begin(&self.draft(method, params)).await).await
+        self.open(self.draft(method, params)).await
+    }
+
+    /// The same of a draft.
+    pub async fn open(&self, draft: Draft) -> Events {
+        let events = Events::new(self.begin(&draft).await).await;
+        events.checked(Box::new(move |message| check_message(&draft.body, message)))
     }
 
     /// The head of the answer.
@@ -141,24 +147,40 @@ impl Draft {
 
 /// Checks an answer against the schema. One with numbers that no reader takes is not read.
 fn check(request: &Value, answer: &Answer) {
+    if let Ok(message) = serde_json::from_str(answer.text()) {
+        check_message(request, &message);
+    }
+}
+
+/// Checks what comes for a request, on a stream or alone.
+fn check_message(request: &Value, message: &Value) {
     // A draft that was spoilt so far is of the other era.
     if request.pointer("/params/_meta/io.modelcontextprotocol~1protocolVersion").is_none() {
         return;
     }
-    let (Some(schema), Ok(message)) = (Schema::of_2026_07_28(), serde_json::from_str::<Value>(answer.text())) else {
+    let (Some(schema), Some(tasks)) = (Schema::of_2026_07_28(), Schema::of_tasks()) else { return };
+    if let Some(method) = message.get("method") {
+        assert_eq!(message.get("id"), None, "no request is sent to a client of this era: {message}");
+        schema.check_closed("JSONRPCNotification", message);
+        if method == "notifications/tasks" {
+            tasks.check("TaskStatusNotification", message);
+            tasks.check_closed("TaskStatusNotificationParams", &message["params"]);
+        } else {
+            schema.check("ServerNotification", message);
+        }
         return;
-    };
+    }
     if let Some(error) = message.get("error") {
-        schema.check("JSONRPCErrorResponse", &message);
+        schema.check_closed("JSONRPCErrorResponse", message);
         match error["code"].as_i64() {
-            Some(-32020) => schema.check("HeaderMismatchError", &message),
-            Some(-32021) => schema.check("MissingRequiredClientCapabilityError", &message),
-            Some(-32022) => schema.check("UnsupportedProtocolVersionError", &message),
+            Some(-32020) => schema.check("HeaderMismatchError", message),
+            Some(-32021) => schema.check("MissingRequiredClientCapabilityError", message),
+            Some(-32022) => schema.check("UnsupportedProtocolVersionError", message),
             _ => {}
         }
         return;
     }
-    schema.check("JSONRPCResultResponse", &message);
+    schema.check_closed("JSONRPCResultResponse", message);
     let result = &message["result"];
     let of_method = match (request["method"].as_str(), result["resultType"].as_str()) {
         (_, Some("input_required")) => "InputRequiredResult",
@@ -171,22 +193,27 @@ fn check(request: &Value, answer: &Answer) {
         (Some("resources/templates/list"), _) => "ListResourceTemplatesResult",
         (Some("resources/read"), _) => "ReadResourceResult",
         (Some("completion/complete"), _) => "CompleteResult",
+        (Some("subscriptions/listen"), _) => "SubscriptionsListenResult",
         _ => "Result",
     };
     match of_method {
         // What is all ours has no key that the schema does not name.
-        "DiscoverResult" | "ListToolsResult" | "ListPromptsResult" | "ListResourcesResult" => {
+        "DiscoverResult"
+        | "ListToolsResult"
+        | "ListPromptsResult"
+        | "ListResourcesResult"
+        | "ListResourceTemplatesResult"
+        | "InputRequiredResult"
+        | "SubscriptionsListenResult" => {
             schema.check_closed(of_method, result);
         }
         _ => schema.check(of_method, result),
     }
-    if let Some(tasks) = Schema::of_tasks() {
-        match (request["method"].as_str(), result["resultType"].as_str()) {
-            (_, Some("task")) => tasks.check_closed("CreateTaskResult", result),
-            (Some("tasks/get"), _) => tasks.check_closed("GetTaskResult", result),
-            (Some("tasks/update"), _) => tasks.check_closed("UpdateTaskResult", result),
-            (Some("tasks/cancel"), _) => tasks.check_closed("CancelTaskResult", result),
-            _ => {}
-        }
+    match (request["method"].as_str(), result["resultType"].as_str()) {
+        (_, Some("task")) => tasks.check_closed("CreateTaskResult", result),
+        (Some("tasks/get"), _) => tasks.check_closed("GetTaskResult", result),
+        (Some("tasks/update"), _) => tasks.check_closed("UpdateTaskResult", result),
+        (Some("tasks/cancel"), _) => tasks.check_closed("CancelTaskResult", result),
+        _ => {}
     }
 }

@@ -22,7 +22,7 @@ pub fn subscription(message: &Value) -> &Value {
 pub async fn listen(client: &Modern, id: Value, filter: Value) -> (Events, Value) {
     let mut draft = client.draft("subscriptions/listen", json!({ "notifications": filter }));
     draft.body["id"] = id;
-    let mut events = Events::new(client.begin(&draft).await).await;
+    let mut events = client.open(draft).await;
     let first = events.message().await.unwrap();
     (events, first)
 }
