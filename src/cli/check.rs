@@ -149,6 +149,11 @@ async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
             None if settled.is_err() => Finding::bad(what, "it did not answer in time: try it by hand"),
             None => Finding::good(what, what_it_has(&status)),
         });
+        for tool in status.unlisted {
+            let todo = "it is configured in [upstreams.tools], and the upstream does not list it: correct the name, or \
+                        take it out";
+            findings.push(Finding::bad(format!("upstream {name}, tool {tool}"), todo));
+        }
         for LeftOut { kind, name: item, why } in status.left_out {
             findings.push(Finding::bad(format!("upstream {name}, {kind} {item}"), format!("not offered: {why}")));
         }
@@ -162,7 +167,7 @@ async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Its tools, and of the rest what there is.
+/// The revision that it speaks, its tools, and of the rest what there is.
 fn what_it_has(status: &Status) -> String {
     let counts = [
         (status.tools, "tool"),
@@ -171,7 +176,6 @@ fn what_it_has(status: &Status) -> String {
         (status.templates, "resource template"),
     ];
     let told = counts.into_iter().filter(|(count, what)| *count > 0 || *what == "tool");
-    told.map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }))
-        .collect::<Vec<_>>()
-        .join(", ")
+    let counted = told.map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }));
+    std::iter::once(format!("revision {}", status.revision)).chain(counted).collect::<Vec<_>>().join(", ")
 }

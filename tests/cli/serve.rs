@@ -51,6 +51,13 @@ impl Serving {
         }
     }
 
+    /// Reads standard error until each of these stands there, in whichever order.
+    fn until_it_has_said(&mut self, parts: &[&str]) {
+        while !parts.iter().all(|part| self.said.contains(part)) {
+            assert_ne!(self.lines.read_line(&mut self.said).unwrap(), 0, "it ended: {}", self.said);
+        }
+    }
+
     /// SIGTERM; answers the exit code and all of standard error.
     fn stop(mut self) -> (Option<i32>, String) {
         self.ask_to_stop();
@@ -267,7 +274,8 @@ fn check_tries_each_upstream() {
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert_eq!(
         stdout,
-        "configuration: ok\ndatabase: ok: sqlite://taskhold.db\nmigrations: ok\nupstream demo: ok: 5 tools\n"
+        "configuration: ok\ndatabase: ok: sqlite://taskhold.db\nmigrations: ok\n\
+         upstream demo: ok: revision 2026-07-28, 5 tools\n"
     );
     file("sh -c 'echo out of order >&2; exit 3'");
     let (code, stdout, _) = run(folder.path(), &["check"]);
@@ -285,7 +293,7 @@ fn check_tries_an_upstream_of_the_command_line_and_says_why_it_does_not_start() 
         (code, stdout)
     };
     let (code, said) = check(&format!("demo={} demo-server", env!("CARGO_BIN_EXE_taskhold")));
-    assert!(code == 0 && said.ends_with("\nupstream demo: ok: 5 tools\n"), "{said}");
+    assert!(code == 0 && said.ends_with("\nupstream demo: ok: revision 2026-07-28, 5 tools\n"), "{said}");
     let (code, said) = check("mine=sh server.sh");
     let hint = "argument 1 of its command names a file where the service runs, but the server works in an empty \
                 directory of its own: give the full path, or set cwd";
@@ -296,6 +304,36 @@ fn check_tries_an_upstream_of_the_command_line_and_says_why_it_does_not_start() 
     std::fs::write(folder.path().join("taskhold.toml"), file).unwrap();
     let (code, said, _) = run(folder.path(), &["check"]);
     assert!(code == 1 && said.contains("its working directory nowhere is not there"), "{said}");
+}
+
+#[test]
+fn each_upstreams_revision_and_configured_tools_that_are_not_there_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let binary = env!("CARGO_BIN_EXE_taskhold");
+    let upstream = |name: &str, protocol: &str, tools: &str| {
+        format!(
+            "[[upstreams]]\nname = \"{name}\"\ncommand = \"{binary} demo-server\"\nprotocol = \"{protocol}\"\n{tools}"
+        )
+    };
+    let misspelt = "[upstreams.tools.wait]\ntask = \"never\"\n[upstreams.tools.count_prime]\ntask = \"always\"\n";
+    let text = format!("{}{}", upstream("new", "auto", misspelt), upstream("old", "2025-11-25", ""));
+    std::fs::write(folder.path().join("taskhold.toml"), text).unwrap();
+    assert_eq!(run(folder.path(), &["migrate"]).0, 0);
+    let (code, said, stderr) = run(folder.path(), &["check"]);
+    assert_eq!(code, 1, "{said}{stderr}");
+    let named = "upstream new: ok: revision 2026-07-28, 5 tools\nupstream new, tool count_prime: to do: it is configured in \
+                 [upstreams.tools], and the upstream does not list it: correct the name, or take it out\n\
+                 upstream old: ok: revision 2025-11-25, 5 tools\n";
+    assert!(said.ends_with(named), "{said}");
+    let mut serving = Serving::start(folder.path(), &["--auth", "none"]);
+    serving.until_it_has_said(&[
+        "an upstream speaks protocol revision 2026-07-28",
+        "an upstream speaks protocol revision 2025-11-25",
+        "a tool is configured and its upstream does not list it",
+    ]);
+    let (_, said) = serving.stop();
+    assert_eq!(said.matches("does not list it").count(), 1, "only the one that is misspelt: {said}");
+    assert!(said.contains("\"item.name\":\"count_prime\""), "{said}");
 }
 
 #[test]

@@ -30,6 +30,8 @@ const CHANGE_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Default)]
 pub struct Status {
     pub connected: bool,
+    /// The protocol revision that it speaks; empty until it was reached.
+    pub revision: String,
     /// How many tools its last list had that can be offered.
     pub tools: usize,
     pub prompts: usize,
@@ -37,6 +39,8 @@ pub struct Status {
     pub templates: usize,
     /// What is not offered, and why.
     pub left_out: Vec<LeftOut>,
+    /// Tools that the configuration names and the upstream does not list.
+    pub unlisted: Vec<String>,
     /// Why it is not connected, or its list cannot be read.
     pub problem: Option<String>,
     /// The last lines of its standard error.
@@ -139,6 +143,7 @@ impl Follower {
             match Link::start(&self.settings, &self.target, self.owner.clone(), &self.eras).await {
                 Ok(link) => {
                     self.links.learn(&link.capabilities);
+                    self.tell_revision(&link.revision);
                     if self.follow_link(&link).await {
                         failures = 0;
                     }
@@ -201,8 +206,18 @@ impl Follower {
         }
     }
 
+    /// Once, and again when it speaks another one after a restart.
+    fn tell_revision(&self, revision: &str) {
+        let mut status = lock(&self.status.status);
+        if status.revision != revision {
+            tracing::info!(upstream.name = self.config.name, "an upstream speaks protocol revision {revision}");
+            revision.clone_into(&mut status.revision);
+        }
+    }
+
     async fn accept(&mut self, lists: Lists) {
-        for (item, message) in news(&mut self.told, lists.of(Kind::Tool), &lists.left_out) {
+        let unlisted = unlisted(&self.config, &lists);
+        for (item, message) in news(&mut self.told, lists.of(Kind::Tool), &lists.left_out, &unlisted) {
             tracing::warn!(upstream.name = self.config.name, item.name = item, "{message}");
         }
         let count = |kind| lists.of(kind).len();
@@ -211,11 +226,13 @@ impl Follower {
             let mut status = lock(&self.status.status);
             *status = Status {
                 connected: true,
+                revision: std::mem::take(&mut status.revision),
                 tools: count(Kind::Tool),
                 prompts: count(Kind::Prompt),
                 resources: count(Kind::Resource),
                 templates: count(Kind::Template),
                 left_out: lists.left_out.clone(),
+                unlisted,
                 problem: None,
                 stderr: Vec::new(),
             };
@@ -229,8 +246,22 @@ impl Follower {
     }
 }
 
+/// Tools that the configuration names and the upstream does not list. One that cannot be offered is listed.
+fn unlisted(config: &UpstreamConfig, lists: &Lists) -> Vec<String> {
+    let is_listed = |name: &str| {
+        lists.of(Kind::Tool).iter().any(|tool| tool.name == name)
+            || lists.left_out.iter().any(|item| item.kind == Kind::Tool.as_str() && item.name == name)
+    };
+    config.tools.iter().map(|(name, _)| name).filter(|name| !is_listed(name)).cloned().collect()
+}
+
 /// What users of these lists would miss, item by item, where `told` of the list before does not have it.
-fn news(told: &mut HashSet<String>, listed: &[Listed], left_out: &[LeftOut]) -> Vec<(String, String)> {
+fn news(
+    told: &mut HashSet<String>,
+    listed: &[Listed],
+    left_out: &[LeftOut],
+    unlisted: &[String],
+) -> Vec<(String, String)> {
     let unusable = listed.iter().filter_map(|tool| {
         let why = tool.unusable.as_ref()?;
         Some((tool.name.clone(), format!("calls of a tool will be refused, its input schema cannot be used: {why}")))
@@ -241,7 +272,11 @@ fn news(told: &mut HashSet<String>, listed: &[Listed], left_out: &[LeftOut]) -> 
     });
     let left_out =
         left_out.iter().map(|LeftOut { kind, name, why }| (name.clone(), format!("a {kind} is not offered: {why}")));
-    let all: Vec<_> = left_out.chain(unusable).chain(bare).collect();
+    let unlisted = unlisted.iter().map(|name| {
+        let message = "a tool is configured and its upstream does not list it: what is set for it has no effect";
+        (name.clone(), message.to_owned())
+    });
+    let all: Vec<_> = left_out.chain(unusable).chain(bare).chain(unlisted).collect();
     let line = |(item, message): &(String, String)| format!("{item}: {message}");
     let before = std::mem::replace(told, all.iter().map(line).collect());
     all.into_iter().filter(|one| !before.contains(&line(one))).collect()
@@ -253,6 +288,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::ToolConfig;
     use super::super::lists::tests::tool;
     use super::*;
 
@@ -266,7 +302,7 @@ mod tests {
         };
         let mut told = HashSet::new();
         let mut names = |listed: &[Listed], left_out: &[LeftOut]| -> Vec<String> {
-            news(&mut told, listed, left_out).into_iter().map(|(tool, _)| tool).collect()
+            news(&mut told, listed, left_out, &[]).into_iter().map(|(tool, _)| tool).collect()
         };
         let both = [broken, fine];
         assert_eq!(names(&both, &[left_out("c")]), ["c", "a"]);
@@ -274,5 +310,28 @@ mod tests {
         assert_eq!(names(&both, &[left_out("c"), left_out("d")]), ["d"]);
         assert!(names(&both[1..], &[]).is_empty());
         assert_eq!(names(&both, &[]), ["a"], "it was well in between");
+    }
+
+    #[test]
+    fn a_tool_that_is_configured_and_not_listed_is_told_until_it_is_there() {
+        let named = ["a", "b", "c"].map(|name| (name.to_owned(), ToolConfig::default()));
+        let config = UpstreamConfig { tools: named.into(), ..UpstreamConfig::new("u", Vec::new()) };
+        let of = |names: &[&str]| {
+            let listed = names.iter().map(|name| tool(&format!(r#"{{"name":"{name}","inputSchema":{{}}}}"#)));
+            let broken = LeftOut { kind: "tool", name: "c".to_owned(), why: "it has no input schema".to_owned() };
+            Lists { found: vec![(Kind::Tool, listed.collect())], left_out: vec![broken] }
+        };
+        assert_eq!(unlisted(&config, &of(&["a", "x"])), ["b"], "one that cannot be offered is told of already");
+        assert!(unlisted(&config, &of(&["a", "b"])).is_empty());
+        let mut told = HashSet::new();
+        let mut is_told = |names: &[&str]| {
+            let lists = of(names);
+            let all = news(&mut told, lists.of(Kind::Tool), &[], &unlisted(&config, &lists));
+            all.iter().any(|(item, message)| item == "b" && message.contains("does not list it"))
+        };
+        assert_eq!(
+            [is_told(&["a"]), is_told(&["a"]), is_told(&["a", "b"]), is_told(&["a"])],
+            [true, false, false, true]
+        );
     }
 }
