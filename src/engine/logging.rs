@@ -161,7 +161,7 @@ impl Engine {
         params: RawJson,
     ) -> Result<(), StoreError> {
         let Some(uri) = uri_of(&params) else { return Ok(()) };
-        self.streams.tell_update(context, upstream, |followed| followed == uri || is_part(&uri, followed), &params);
+        self.streams.tell_update(context, upstream, &uri, &params);
         for (context, session) in self.followers_of(context, upstream, &uri).await? {
             self.resource_updated(context, session, &uri, params.clone()).await?;
         }
@@ -192,7 +192,7 @@ impl Engine {
 }
 
 /// Whether a resource is a part of another.
-fn is_part(uri: &str, of: &str) -> bool {
+pub(super) fn is_part(uri: &str, of: &str) -> bool {
     uri.strip_prefix(of).is_some_and(|rest| of.ends_with('/') || rest.starts_with(['/', '#', '?']))
 }
 

@@ -25,7 +25,7 @@ use crate::lifecycle;
 use crate::store::{NewSubscription, StoreError, SubscriptionRow};
 
 /// What an index of either database can hold with room to spare.
-const MOST_URI_BYTES: usize = 2000;
+pub(super) const MOST_URI_BYTES: usize = 2000;
 const TEND_EVERY: Duration = Duration::from_secs(30);
 /// Rows that one look takes over, or deletes.
 const BATCH: u32 = 1000;

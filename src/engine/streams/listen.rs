@@ -13,7 +13,6 @@ use super::line::{Line, Read};
 use super::{Item, State, Stream, Streams, WaitsFor};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, StreamId, TaskId};
-use crate::domain::json::RawJson;
 use crate::engine::{Caller, Engine, Looked, Refusal};
 use crate::executor::{Changes, Subscription};
 use crate::store::StoreError;
@@ -52,12 +51,12 @@ pub struct Listening {
 
 /// One stream that is open here.
 pub(super) struct Listener {
-    context: ContextId,
+    pub(super) context: ContextId,
     wants: News,
     pub(super) line: Arc<Line>,
     pub(super) told: Told,
     /// What is followed for it at upstreams.
-    follows: HashSet<Subscription>,
+    pub(super) follows: HashSet<Subscription>,
 }
 
 /// What comes next on such a stream: what its tasks do, or the rest. Each has its turn, so that neither can keep the other
@@ -193,48 +192,10 @@ impl Streams {
         let mut state = self.lock();
         let Some(Listener { told, follows, .. }) = state.listeners.remove(&key) else { return false };
         state.listened_no_more(key, &told);
+        for subscription in &follows {
+            state.followers.remove(key, subscription);
+        }
         !follows.is_empty()
-    }
-
-    /// From now on the stream is told of what is said of this, if it is followed.
-    pub(in crate::engine) fn wants_updates(&self, key: u64, subscription: Subscription) {
-        if let Some(listener) = self.lock().listeners.get_mut(&key) {
-            listener.follows.insert(subscription);
-        }
-    }
-
-    pub(in crate::engine) fn wants_no_updates(&self, key: u64, subscription: &Subscription) {
-        if let Some(listener) = self.lock().listeners.get_mut(&key) {
-            listener.follows.remove(subscription);
-        }
-    }
-
-    /// What is to be followed for streams of news here.
-    pub(in crate::engine) fn subscriptions(&self) -> HashSet<Subscription> {
-        self.lock().listeners.values().flat_map(|listener| listener.follows.iter().cloned()).collect()
-    }
-
-    pub(in crate::engine) fn is_followed(&self, subscription: &Subscription) -> bool {
-        self.lock().listeners.values().any(|listener| listener.follows.contains(subscription))
-    }
-
-    /// An upstream says that a resource has changed: to the streams of one context, or of all over a link that is everybody's
-    /// (NOTE-12). `fits` says whether that is told to who follows this URI.
-    pub(in crate::engine) fn tell_update(
-        &self,
-        context: Option<ContextId>,
-        upstream: &str,
-        fits: impl Fn(&str) -> bool,
-        params: &RawJson,
-    ) {
-        let (state, now) = (self.lock(), self.clock.now());
-        let is_meant = |listener: &&Listener| {
-            let mut followed = listener.follows.iter().filter(|followed| followed.upstream == upstream);
-            context.is_none_or(|context| listener.context == context) && followed.any(|followed| fits(&followed.uri))
-        };
-        for listener in state.listeners.values().filter(is_meant) {
-            listener.line.push(Delivery::ResourceUpdated { params: params.clone() }, now);
-        }
     }
 }
 

@@ -21,6 +21,7 @@ mod questions;
 mod rounds;
 mod show;
 mod signals;
+mod updates;
 
 pub use delivery::{Delivery, Step};
 pub use listen::{Listening, News, Wants};
@@ -53,6 +54,7 @@ use listen::{Listener, Turn};
 use plain::{Left, PlainCall, PlainCalls};
 use questions::{Subject, Target};
 use show::Shown;
+use updates::Followers;
 
 /// What is open on this node.
 pub(super) struct Streams {
@@ -77,6 +79,8 @@ struct State {
     sessions: HashMap<SessionId, SessionStreams>,
     results: HashMap<TaskId, Vec<Arc<ResultStream>>>,
     listeners: HashMap<u64, Listener>,
+    /// Which of them follow a resource.
+    followers: Followers,
     /// Tasks that they listen to.
     heard: HashMap<TaskId, Heard>,
     /// Questions that streams of this node have put to their clients.
