@@ -147,6 +147,12 @@ impl Show {
 impl Cancel {
     async fn run(&self, store: &SystemStore, now: Timestamp, rules: &TtlRules) -> anyhow::Result<()> {
         let Some(details) = store.details(self.id).await? else { bail!("there is no task {}", self.id) };
+        if details.parked {
+            bail!(
+                "{} is no task but a call that its client waits for or comes back to: it is not cancelled here",
+                self.id
+            );
+        }
         let end = End {
             outcome: Outcome::Cancelled,
             message: Some("cancelled by an operator".to_owned()),

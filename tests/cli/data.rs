@@ -184,6 +184,9 @@ fn operators_list_show_and_cancel_tasks_of_every_context() {
     // Calls that are stored and are no tasks are not shown as some.
     let (call, _) = stored(folder, Some(CallKey { key: Some("k".to_owned()), digest: "d".to_owned(), parked: true }));
     assert!(fails(folder, &["tasks", "show", &call]).contains(&format!("there is no task {call}")));
+    let refused = fails(folder, &["tasks", "cancel", &call]);
+    assert!(refused.contains(&format!("{call} is no task but a call")), "{refused}");
+    assert!(fails(folder, &["tasks", "cancel", &call]).contains("is not cancelled here"), "it goes on");
     let listed = json(folder, &["tasks", "list", "--json"]);
     let ids: Vec<&str> = listed.as_array().unwrap().iter().map(|task| task["id"].as_str().unwrap()).collect();
     assert_eq!(ids, [&second, &first], "newest first");
