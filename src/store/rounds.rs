@@ -30,8 +30,8 @@ pub struct Parked {
     pub waiting: Vec<Waiting>,
     /// The round that its caller may come back from, and until when.
     pub round: Option<(u32, Timestamp)>,
-    /// Whether it is found again by a key of its caller's.
-    pub keyed: bool,
+    /// The key of its caller's by which it is found again, if it has one.
+    pub key: Option<String>,
 }
 
 /// What comes of asking for a round.
@@ -139,8 +139,8 @@ impl<D: Dialect> SqlStore<D> {
                 waiting.push(Waiting { id, name, question: read_question(row)? });
             }
         }
-        let (parked, keyed) = (first.int("parked")? == 1, first.maybe_str("idempotency_key")?.is_some());
-        Ok(Some(Parked { parked, keyed, task, outcome, waiting, round }))
+        let (parked, key) = (first.int("parked")? == 1, first.maybe_text("idempotency_key")?);
+        Ok(Some(Parked { parked, key, task, outcome, waiting, round }))
     }
 
     pub(super) async fn open_round(

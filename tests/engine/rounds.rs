@@ -42,6 +42,7 @@ contract! {
     a_tool_asks_first_and_is_a_task_then,
     a_key_finds_what_its_call_asks,
     a_call_that_ends_between_the_rounds_ends_the_retry,
+    a_retry_that_is_sent_again_under_its_key_is_answered_as_the_first,
     a_call_under_a_key_outlives_the_client_of_its_retry,
     a_call_that_became_a_task_is_asked_and_answered_as_one,
     an_answer_goes_to_the_question_that_it_was_asked_by,
@@ -106,7 +107,7 @@ fn roots() -> Question {
 
 fn with(state: &str, responses: &[(&str, RawJson)]) -> Retry {
     let responses = responses.iter().map(|(key, json)| ((*key).to_owned(), json.clone())).collect();
-    Retry { tool: None, state: state.to_owned(), responses }
+    Retry { tool: None, key: None, state: state.to_owned(), responses }
 }
 
 pub fn fitting(round: &Round) -> Retry {
@@ -114,7 +115,8 @@ pub fn fitting(round: &Round) -> Retry {
 }
 
 pub async fn retry(engine: &Arc<Engine>, caller: &Caller, call: &ToolCall, retry: Retry) -> Result<Stream, Refusal> {
-    engine.retry(caller, Retry { tool: Some(call.name.clone()), ..retry }, asked(call), None).await
+    let retry = Retry { tool: Some(call.name.clone()), key: call.key.clone(), ..retry };
+    engine.retry(caller, retry, asked(call), None).await
 }
 
 /// How a retry ends.
@@ -158,7 +160,7 @@ async fn what_a_call_asks_is_its_answer_and_the_same_request_goes_on(database: T
         let json = if question.kind == InputKind::Roots { RawJson::trusted(OTHER) } else { accepted(3) };
         (key.clone(), json)
     });
-    let given = Retry { tool: None, state: asks.state.clone(), responses: responses.collect() };
+    let given = Retry { tool: None, key: None, state: asks.state.clone(), responses: responses.collect() };
     let mut again = retry(&node.engine, &caller, &call("once"), given).await.unwrap();
     let [one, two] = answers;
     assert_eq!(one.await.unwrap(), Answer::Result(accepted(3)), "as it was written");
@@ -503,9 +505,10 @@ async fn questions_have_the_names_that_their_server_gave(database: TestDatabase)
     let [id, user, twice] = keys[..] else { panic!("{keys:?}") };
     assert_eq!((id.len(), user, twice), (36, "user \"name\"\u{FFFD}", "twice"), "of two with one name one has its id");
     let all = asks.questions.iter().map(|(key, _)| (key.clone(), accepted(7))).collect();
-    let _again = retry(&node.engine, &caller, &call("once"), Retry { tool: None, state: asks.state, responses: all })
-        .await
-        .unwrap();
+    let _again =
+        retry(&node.engine, &caller, &call("once"), Retry { tool: None, key: None, state: asks.state, responses: all })
+            .await
+            .unwrap();
     for answer in answers {
         assert_eq!(answer.await.unwrap(), Answer::Result(accepted(7)));
     }
@@ -623,6 +626,41 @@ async fn a_key_finds_what_its_call_asks(database: TestDatabase) {
     assert!(node.script.is_idle().await && there.script.is_idle().await, "it ran once");
 }
 
+// req: KEEP-12 (of a retry)
+async fn a_retry_that_is_sent_again_under_its_key_is_answered_as_the_first(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, there, caller) = (world.node().await, world.node().await, plain(&world, "a").await);
+    let keyed = |key: &str| ToolCall { key: Some(key.to_owned()), ..call("once") };
+    let (asks, work, answer) = parked(&node, &caller, keyed("k")).await;
+    let mut again = retry(&node.engine, &caller, &keyed("k"), fitting(&asks)).await.unwrap();
+    assert_eq!(answer.await.unwrap(), Answer::Result(accepted(3)));
+    // Its client does not know that it arrived. Sent again it answers nothing, and is asked what the first one is asked.
+    let mut resent = retry(&there.engine, &caller, &keyed("k"), fitting(&asks)).await.unwrap();
+    let second = ask(&work, form());
+    let next = round(&mut again).await;
+    let waiting = tokio::spawn(async move { round(&mut resent).await });
+    until("it is asked there", async || {
+        there.engine.watch_once().await.unwrap();
+        waiting.is_finished()
+    })
+    .await;
+    assert_eq!(waiting.await.unwrap(), next);
+    assert!(!second.is_finished());
+    let mut last = retry(&node.engine, &caller, &keyed("k"), fitting(&next)).await.unwrap();
+    assert_eq!(second.await.unwrap(), Answer::Result(accepted(3)));
+    work.answer("done");
+    assert_eq!(end(&mut last).await, Called::Outcome(result("done")));
+    for spent in [&asks, &next] {
+        let outcome = ended(&there.engine, &caller, &keyed("k"), fitting(spent)).await;
+        assert_eq!(outcome.unwrap(), Called::Outcome(result("done")));
+        for other in [call("once"), keyed("another")] {
+            let refused = ended(&node.engine, &caller, &other, fitting(spent)).await;
+            assert!(matches!(refused, Err(Refusal::BadState)), "without its key it is spent: {refused:?}");
+        }
+    }
+    assert!(node.script.is_idle().await && there.script.is_idle().await, "it ran once");
+}
+
 async fn a_call_that_ends_between_the_rounds_ends_the_retry(database: TestDatabase) {
     let world = World::new(database).await;
     let (node, caller) = (world.node().await, plain(&world, "a").await);
@@ -666,7 +704,7 @@ async fn a_call_that_became_a_task_is_asked_and_answered_as_one(database: TestDa
     let mut other = first(&node, &caller, keyed()).await;
     assert_eq!(round(&mut other).await, asks);
     let task = node.engine.create_task(&takes_tasks, keyed(), None).await.unwrap().task.id;
-    let refused = ended(&node.engine, &caller, &keyed(), fitting(&asks)).await;
+    let refused = ended(&node.engine, &caller, &call("once"), fitting(&asks)).await;
     assert!(matches!(refused, Err(Refusal::BadState)), "{refused:?}");
     // Who takes no tasks waits for its end, and is not told of a limit.
     let mut waits = first(&node, &caller, keyed()).await;

@@ -54,6 +54,8 @@ pub struct Round {
 pub struct Retry {
     /// The tool that is called, by its exposed name, if it is a call.
     pub tool: Option<String>,
+    /// The idempotency key that it brings.
+    pub key: Option<String>,
     pub state: String,
     /// By their keys, each as it arrived.
     pub responses: Vec<(String, RawJson)>,

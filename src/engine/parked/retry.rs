@@ -19,7 +19,8 @@ const TRIES: u32 = 20;
 impl Engine {
     /// Serves a request that brings answers and the state of the round that asked for them, at whichever node: the call goes
     /// on where it runs. Answers that are missing or do not fit are asked for again. The stream ends as that of the first
-    /// request would have. A client that leaves ends the call with it, unless that has a key (KEEP-12).
+    /// request would have. A client that leaves ends the call with it, unless that has a key (KEEP-12): a retry under that key
+    /// whose state was spent, as by an earlier sending of it, answers nothing and is told what the call comes to next.
     ///
     /// # Errors
     /// [`Refusal::BadState`], also as the end of the stream, and then nothing was spent; [`Refusal::LimitReached`] if too
@@ -37,18 +38,23 @@ impl Engine {
         let (state, asked_then) = opened.ok_or(Refusal::BadState)?;
         let found = self.store.scoped(&caller.auth).parked(state.call).await?.ok_or(Refusal::BadState)?;
         let becomes = retry.tool.as_deref().and_then(|tool| self.becomes(caller, tool));
+        let is_keyed = found.key.is_some();
+        let is_found_by_key = is_keyed && found.key == retry.key;
         let waits = Waits {
             caller: caller.clone(),
             call: state.call,
             request: digest,
             round: state.round,
             becomes,
-            is_alone: !found.keyed,
+            is_alone: !is_keyed,
         };
-        let asked = Asked { ends_with_client: asked.ends_with_client && !found.keyed, ..asked };
+        let asked = Asked { ends_with_client: asked.ends_with_client && !is_keyed, ..asked };
         let engine = Arc::clone(self);
         self.begin(caller, asked, progress_token, move |host, stop| async move {
-            engine.take_answers(&waits, state, &asked_then, found, retry.responses).await?;
+            let taken = engine.take_answers(&waits, state, &asked_then, found, retry.responses).await;
+            if !(is_found_by_key && matches!(taken, Err(Refusal::BadState))) {
+                taken?;
+            }
             if let Some(work) = engine.parked.host(state.call) {
                 work.listens(host);
             }

@@ -220,6 +220,32 @@ async fn a_state_counts_for_its_own_request_and_once() {
     assert_eq!(messages.len(), 1, "nothing tells them apart: {messages:?}");
 }
 
+// req: KEEP-12 (of a retry)
+#[tokio::test]
+async fn a_retry_under_a_key_may_be_sent_again() {
+    let service = Service::on_sqlite().await;
+    let owner = client(&service.url, "owner");
+    let send = async |params: &Value, key: &str| {
+        owner.send(owner.draft("tools/call", params.clone()).also("idempotency-key", key)).await
+    };
+    let params = json!({ "name": "never", "arguments": { "a": 1 } });
+    let (asked, (work, given)) = tokio::join!(send(&params, "k"), async {
+        let work = service.script.next().await;
+        let given = ask(&work, form());
+        (work, given)
+    });
+    let retry = again(&params, &asked.result(), &accepted(3));
+    let (done, ()) = tokio::join!(send(&retry, "k"), async {
+        within("the answer", given).await.unwrap();
+        work.answer("done");
+    });
+    assert_eq!(done.result()["content"][0]["text"], "done");
+    assert_eq!(send(&retry, "k").await.outcome(), done.outcome(), "what came of it");
+    refused(&owner.request("tools/call", retry.clone()).await);
+    refused(&send(&retry, "another").await);
+    assert!(service.script.is_idle().await, "it ran once");
+}
+
 // req: MOD-10 (of rounds)
 #[tokio::test]
 async fn a_client_may_leave_with_a_question_and_not_before() {
@@ -295,6 +321,7 @@ async fn prompts_and_resources_ask_too_and_completions_do_not() {
             if method == "prompts/get" { ("resources/read", "uri") } else { ("prompts/get", "name") };
         elsewhere[name] = json!(if name == "uri" { "x://1" } else { "p" });
         refused(&here.request(other_method, elsewhere).await);
+        refused(&client(&there.url, "stranger").request(method, retry.clone()).await);
         let done = there.request(method, retry.clone()).await.result();
         assert_eq!(done["resultType"], "complete", "{done}");
         if method == "resources/read" {

@@ -49,7 +49,7 @@ impl Exchange<'_> {
         let call = self.tool_call()?;
         if let Some(retry) = self.retry()? {
             let (engine, token) = (&self.front.state.engine, call.progress_token.clone());
-            let retry = Retry { tool: Some(call.name), ..retry };
+            let retry = Retry { tool: Some(call.name), key: call.key, ..retry };
             let stream = engine.retry(&self.caller, retry, self.asked(true)?, token).await?;
             return Ok(self.later(stream, results::complete).await);
         }

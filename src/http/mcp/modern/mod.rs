@@ -181,7 +181,7 @@ impl<'a> Exchange<'a> {
             return Ok(None);
         }
         let given = rounds::retry(&self.params)?;
-        Ok(given.map(|(state, responses)| Retry { tool: None, state, responses }))
+        Ok(given.map(|(state, responses)| Retry { tool: None, key: None, state, responses }))
     }
 
     /// How a request asks the engine for a stream.
