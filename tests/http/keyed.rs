@@ -66,6 +66,9 @@ async fn a_repeated_task_is_the_same_task_at_every_node(database: TestDatabase) 
     let made = call(&modern, &["m"], params(1)).await.result();
     assert_eq!(made["resultType"], "task");
     let work = service.script.next().await;
+    let stranger = Modern::new(&there.url, "stranger").with_tasks();
+    assert_ne!(call(&stranger, &["m"], params(1)).await.result()["taskId"], made["taskId"]);
+    service.script.next().await.answer("another caller's");
     let same = call(&elsewhere, &["m"], params(1)).await.result();
     assert_eq!((&same["resultType"], &same["taskId"]), (&json!("task"), &made["taskId"]));
     let refused = call(&elsewhere, &["m"], params(2)).await;

@@ -16,6 +16,7 @@ use crate::support::server::{PATIENCE, Server, binary, new_token};
 contract! {
     a_handle_can_be_read_at_once_wherever_it_is_asked_for,
     every_question_of_a_task_has_a_key_of_its_own_over_a_kill,
+    a_key_stands_for_the_same_call_over_a_kill,
     requests_about_tasks_without_their_name_are_counted_or_refused,
 }
 
@@ -111,6 +112,33 @@ async fn every_question_of_a_task_has_a_key_of_its_own_over_a_kill(database: Tes
     let ended = look(&client, &id).await;
     let text = ended["result"]["content"][0]["text"].as_str().unwrap();
     assert!(["first", "second", "third"].iter().all(|answer| text.contains(answer)), "{text}");
+    assert!(server.terminate().await.success());
+}
+
+// req: KEEP-12 (over a restart)
+async fn a_key_stands_for_the_same_call_over_a_kill(database: TestDatabase) {
+    let token = new_token(&database.url, "owner").await;
+    let folder = at_once("");
+    let server = node(folder.path(), &database).await;
+    let client = Modern::new(&server.url, &token).with_tasks();
+    let file = folder.path().join("charged");
+    let call = async |client: &Modern, ms: u64| {
+        let arguments = json!({ "file": file.to_str().unwrap(), "ms": ms });
+        let draft = client.draft("tools/call", json!({ "name": "charge", "arguments": arguments }));
+        client.send(draft.also("idempotency-key", "order-17")).await
+    };
+    let made = call(&client, 0).await.result();
+    until("it is done", async || look(&client, &made["taskId"]).await["status"] == "completed").await;
+    server.kill().await;
+    let server = node(folder.path(), &database).await;
+    let client = Modern { url: server.url.clone(), ..client };
+    let same = call(&client, 0).await.result();
+    assert_eq!((&same["taskId"], &same["createdAt"]), (&made["taskId"], &made["createdAt"]));
+    assert_eq!(call(&client, 1).await.error().0, -32602, "another call");
+    // Who takes no task gets its outcome.
+    let plain = call(&client.declaring(json!({})), 0).await.result();
+    assert_eq!((&plain["resultType"], &plain["content"][0]["text"]), (&json!("complete"), &json!("charged")));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "charged\n", "it ran once");
     assert!(server.terminate().await.success());
 }
 
