@@ -569,7 +569,7 @@ async fn a_call_without_tasks_ends_with_its_retry(database: TestDatabase) {
 // req: EXT-11
 async fn a_tool_asks_first_and_is_a_task_then(database: TestDatabase) {
     let mut world = World::new(database).await;
-    world.rules.grace = Duration::from_millis(200);
+    world.rules.grace = Duration::from_secs(1);
     let (node, caller) = (world.node().await, caller(&world, "a").await);
     let (asks, work, answer) = parked(&node, &caller, call("asks first")).await;
     assert_eq!(tasks(&node, &caller).await, 0, "there is no task before it was answered");
