@@ -72,6 +72,8 @@ pub struct Task {
     pub progress_token: Option<RawJson>,
     /// The `params` of the newest progress notification that was written.
     pub progress: Option<RawJson>,
+    /// When that was written; of a task that has told of none, when it was made.
+    pub progress_at: Timestamp,
 }
 
 impl Task {
@@ -115,6 +117,7 @@ mod tests {
             session: None,
             progress_token: None,
             progress: None,
+            progress_at: CREATED,
         }
     }
 

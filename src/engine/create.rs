@@ -132,6 +132,7 @@ pub(super) fn first_state(caller: &Caller, new: &NewTask) -> Task {
         session: new.session,
         progress_token: new.progress_token.clone(),
         progress: None,
+        progress_at: new.created,
     }
 }
 

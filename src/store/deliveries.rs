@@ -43,7 +43,7 @@ pub struct Last {
 pub struct Hold {
     pub input: InputId,
     pub task: TaskId,
-    /// The JSON-RPC id under which it will be sent.
+    /// The JSON-RPC id under which it will be sent. That of its last delivery, if that was on the same stream, goes on.
     pub delivery: DeliveryId,
     /// The session of the stream.
     pub session: SessionId,
@@ -136,14 +136,15 @@ statements! {
     FORGET_CLIENT_TASK = "
         UPDATE task_inputs SET client_task = NULL, delivery = NULL, holder = NULL
         WHERE id = $1 AND delivery = $2 AND node IS NULL AND state = 0";
-    /// What a stream had last and nobody has now; `$3` is 1 after a try whose end was lost.
+    /// What a stream had last, and no other has had since: it moves to this node, also from one that has not noticed yet. What
+    /// this node holds is left out, unless `$3` is 1: it may be on its way to a line that is gone.
     LOST_BY_STREAM = "
         SELECT d.id, d.task FROM input_deliveries d
         JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id
-        WHERE d.stream = $1 AND d.context = $4 AND i.state = 0 AND (i.node IS NULL OR ($3 = 1 AND i.node = $2))";
+        WHERE d.stream = $1 AND d.context = $4 AND i.state = 0 AND (i.node IS NULL OR i.node <> $2 OR $3 = 1)";
     TAKE_BACK = "
         UPDATE task_inputs SET node = $2
-        WHERE state = 0 AND context = $4 AND (node IS NULL OR ($3 = 1 AND node = $2))
+        WHERE state = 0 AND context = $4 AND (node IS NULL OR node <> $2 OR $3 = 1)
             AND delivery IN (SELECT d.id FROM input_deliveries d WHERE d.stream = $1 AND d.input = task_inputs.id)
             AND id IN (SELECT d.input FROM input_deliveries d WHERE d.stream = $1)
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = task_inputs.task)
@@ -200,8 +201,15 @@ impl<D: Dialect> SqlStore<D> {
         self.gather(|reply| Write::Hold(Box::new(Job { item: Take(hold), reply }))).await
     }
 
-    pub(super) async fn take_back(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>> {
-        let doubtful = AtomicBool::new(false);
+    pub(super) async fn take_back(
+        &self,
+        context: ContextId,
+        stream: StreamId,
+        node: NodeId,
+        with_own: bool,
+    ) -> Result<Vec<Delivered>> {
+        // After a try whose end was lost, what is this node's may be so by that try.
+        let doubtful = AtomicBool::new(with_own);
         self.again("store.rehold_stream", move |link: Arc<Link<D>>| {
             let doubtful = doubtful.swap(true, Ordering::Relaxed);
             async move {
@@ -341,14 +349,14 @@ impl Kind for Take {
         self.0.task.as_uuid()
     }
 
-    /// Needs no other way after a doubtful try: ids are made before, so a question whose last delivery has this one is
-    /// this one's.
+    /// Needs no other way after a doubtful try: ids are made before, so a question whose last delivery has this one, and which
+    /// this node holds, is this one's.
     async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
         let mut transaction = session.begin().await?;
         lock_live(&mut transaction, items.iter().map(Kind::key)).await?;
         let mut held = ids(&transaction.many(D::HOLD, items.iter().map(Self::args).collect()).await?)?;
-        let rest = items.iter().map(|item| item.0.delivery).filter(|id| !held.contains(&id.as_uuid()));
-        let rest = rest.map(|id| args![id]).collect();
+        let rest = items.iter().map(|item| &item.0).filter(|hold| !held.contains(&hold.delivery.as_uuid()));
+        let rest = rest.map(|hold| args![hold.delivery, hold.node]).collect();
         held.extend(ids(&transaction.many(D::LAST_DELIVERIES, rest).await?)?);
         transaction.commit().await?;
         Ok(items.iter().map(|item| held.contains(&item.0.delivery.as_uuid())).collect())

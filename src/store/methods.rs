@@ -205,7 +205,11 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn rehold_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>> {
-        self.take_back(context, stream, node).await
+        self.take_back(context, stream, node, false).await
+    }
+
+    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>> {
+        self.take_back(context, stream, node, true).await
     }
 
     async fn holds_at(&self, node: NodeId) -> Result<Vec<(ContextId, TaskId, DeliveryId)>> {

@@ -230,9 +230,7 @@ pub struct TaskDetails {
     pub outcome: Option<Outcome>,
 }
 
-/// The contract of a database.
-///
-/// Methods with a [`ContextId`] have it in the WHERE clause or join of their statement.
+/// The contract of a database. Methods with a [`ContextId`] have it in the WHERE clause or join of their statement.
 #[async_trait]
 pub trait Database: Send + Sync + 'static {
     // --- tasks, request-facing -------------------------------------------------------------------------------
@@ -358,15 +356,17 @@ pub trait Database: Send + Sync + 'static {
 
     // --- streams ---------------------------------------------------------------------------------------------
 
-    /// Gives an open question that no stream has to a stream, and keeps the id under which it will be sent; false if
-    /// another was first, or a client has a task of its own for it. For requests about that task, the stream that has the
+    /// Gives an open question that no stream has to a stream, under an id that is new, or its last one and of this stream; false
+    /// if another was first, or a client has a task of its own for it. For requests about that task, the stream that has the
     /// question may go on with a new id.
     async fn hold_input(&self, hold: Hold) -> Result<bool>;
     /// Gives up the client's own task for an open question that no stream has, so that it can be asked anew; false if it
     /// was sent under another id than `last` since.
     async fn forget_client_task(&self, input: InputId, last: DeliveryId) -> Result<bool>;
-    /// Gives back to a resumed stream, on this node now, the open questions that it had last and nobody has now.
+    /// Gives to a resumed stream, on this node now, the open questions that it had last, unless this node has them already.
     async fn rehold_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>>;
+    /// The same for a stream that goes on at its node, which has a new id; what that holds already is among them.
+    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>>;
     /// The questions that streams of this node hold, each with its context and task.
     async fn holds_at(&self, node: NodeId) -> Result<Vec<(ContextId, TaskId, DeliveryId)>>;
     /// Takes from this node's streams the questions that they hold under these ids, so that others may have them.

@@ -111,8 +111,8 @@ impl Dialect for PostgresDialect {
             FROM wanted w JOIN locked k ON k.task = w.id
             WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
-                t.poll_interval, t.session, t.progress_token, t.progress, w.expires, w.outcome, w.writer, k.attempt,
-                k.open_inputs
+                t.poll_interval, t.session, t.progress_token, t.progress, t.progress_at, w.expires, w.outcome, w.writer,
+                k.attempt, k.open_inputs
         ), kept AS (
             INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
             SELECT id, writer, attempt, expires, outcome FROM done
@@ -123,7 +123,7 @@ impl Dialect for PostgresDialect {
             WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state = 0
         )
         SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, expires
+            progress_token, progress, progress_at, expires
         FROM done"];
 
     const WRITTEN: Many = &[concat!(
@@ -152,7 +152,7 @@ impl Dialect for PostgresDialect {
         FROM locked k
         WHERE t.id = k.task AND t.status IN (0, 1)
         RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval,
-            t.session, t.progress_token, t.progress, NULL::bigint AS expires"];
+            t.session, t.progress_token, t.progress, t.progress_at, NULL::bigint AS expires"];
 
     const RELEASE: Many = &["
         WITH wanted AS MATERIALIZED (

@@ -44,7 +44,7 @@ pub(super) use statements;
 macro_rules! task_columns {
     () => {
         "t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval, \
-         t.session, t.progress_token, t.progress, o.expires"
+         t.session, t.progress_token, t.progress, t.progress_at, o.expires"
     };
 }
 pub(super) use task_columns;

@@ -93,7 +93,7 @@ impl Dialect for SqliteDialect {
         WHERE id = $1 AND status IN (0, 1) AND ($2 IS NULL OR context = $2)
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND ($3 IS NULL OR l.token = $3))
         RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, $7 AS expires",
+            progress_token, progress, progress_at, $7 AS expires",
         "INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
         SELECT task, $9, attempt, $7, $8 FROM task_live WHERE task = $1",
         "UPDATE task_inputs SET state = 3, node = NULL WHERE task = $1 AND state = 0",
@@ -113,7 +113,7 @@ impl Dialect for SqliteDialect {
             updated = CASE WHEN status <> 1 AND message IS NOT $3 THEN MAX($5, updated + 1) ELSE updated END
         WHERE id = $1 AND status IN (0, 1) AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.token = $2)
         RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, NULL AS expires"];
+            progress_token, progress, progress_at, NULL AS expires"];
 
     const RELEASE: Many = &[
         "UPDATE task_live

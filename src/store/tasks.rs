@@ -95,6 +95,7 @@ pub(super) fn read_task<R: Cells>(row: &R) -> std::result::Result<Task, Fault> {
         session: row.maybe_uuid("session")?.map(SessionId::from_uuid),
         progress_token: row.maybe_json("progress_token")?,
         progress: row.maybe_json("progress")?,
+        progress_at: row.maybe_time("progress_at")?.unwrap_or(row.time("created")?),
     })
 }
 

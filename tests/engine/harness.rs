@@ -15,6 +15,7 @@ use taskhold::engine::{
     Asked, Called, Caller, Engine, EngineParts, EngineRules, InputRules, Item, Refusal, RoundRules, ToolCall,
 };
 use taskhold::executor::Tool;
+use taskhold::store::Store;
 
 use crate::support::database::TestDatabase;
 use crate::support::script::{Script, Tools, tool};
@@ -43,9 +44,19 @@ impl World {
 
     /// The same with a clock of its own.
     pub async fn node_with(&self, clock: Arc<dyn Clock>) -> Node {
+        self.node_of(self.database.store.clone(), clock).await
+    }
+
+    /// The same with a store of its own, as another process has it: what one of them has seen of the file's changes the other
+    /// has not.
+    pub async fn node_apart(&self) -> Node {
+        self.node_of(self.database.another().await, self.clock.clone()).await
+    }
+
+    async fn node_of(&self, store: Store, clock: Arc<dyn Clock>) -> Node {
         let script = Script::new();
         let parts = EngineParts {
-            store: self.database.store.clone(),
+            store,
             clock,
             executor: script.clone(),
             catalogue: Tools::new(tools()),

@@ -11,5 +11,6 @@ pub mod places;
 mod queue;
 mod readers;
 mod recovery;
+mod resumed;
 mod retention;
 pub mod rounds;

@@ -23,6 +23,7 @@ contract! {
     an_ended_session_opens_no_stream,
     a_node_gives_back_what_it_has_no_stream_for,
     a_node_that_goes_on_as_another_takes_its_streams_along,
+    a_node_that_goes_on_as_another_lets_go_what_others_have,
     a_stream_that_is_resumed_elsewhere_ends_here,
     a_result_is_resumed_at_two_nodes_in_turn,
     a_call_may_be_asked_once_its_client_is_initialized,
@@ -58,11 +59,11 @@ async fn stored(world: &World, caller: &Caller) -> Option<Session> {
     world.database.store.scoped(&caller.auth).session(caller.session.unwrap()).await.unwrap()
 }
 
-async fn stream_of(world: &World, caller: &Caller) -> Option<SessionStream> {
+pub async fn stream_of(world: &World, caller: &Caller) -> Option<SessionStream> {
     stored(world, caller).await.unwrap().stream
 }
 
-async fn open(node: &Node, caller: &Caller) -> Stream {
+pub async fn open(node: &Node, caller: &Caller) -> Stream {
     node.engine.open_session_stream(caller, caller.session.unwrap(), None).await.unwrap()
 }
 
@@ -82,13 +83,13 @@ fn form() -> Question {
     Question { kind: InputKind::Elicitation, params: Some(RawJson::trusted(params)) }
 }
 
-fn ask(work: &ScriptedCall) -> tokio::task::JoinHandle<Answer> {
+pub fn ask(work: &ScriptedCall) -> tokio::task::JoinHandle<Answer> {
     let host = work.host.clone();
     tokio::spawn(async move { host.answer_to(form()).await })
 }
 
 /// The JSON-RPC id of the next question on a stream.
-async fn question_on(stream: &mut Stream) -> String {
+pub async fn question_on(stream: &mut Stream) -> String {
     let asked = async {
         loop {
             match stream.next().await {
@@ -101,7 +102,7 @@ async fn question_on(stream: &mut Stream) -> String {
     tokio::time::timeout(Duration::from_secs(10), asked).await.expect("a question comes")
 }
 
-async fn ends(stream: &mut Stream) {
+pub async fn ends(stream: &mut Stream) {
     let end = async { while let Item::Message { .. } = stream.next().await {} };
     tokio::time::timeout(Duration::from_secs(10), end).await.expect("the stream ends");
 }
@@ -211,12 +212,46 @@ async fn a_node_that_goes_on_as_another_takes_its_streams_along(database: TestDa
     let taken = system.subscriptions_at(there).await.unwrap();
     assert_eq!(here.len() + taken.len(), 1, "whoever was first follows it");
     doomed.engine.watch_once().await.unwrap();
-    let after = question_on(&mut stream).await;
-    assert_ne!(before, after, "it goes out anew");
-    assert_eq!(scoped.open_inputs(task.id).await.unwrap()[0].held.map(|held| held.node), Some(new));
+    let held = scoped.open_inputs(task.id).await.unwrap()[0].held.unwrap();
+    assert_eq!((held.delivery.to_string(), held.node), (before.clone(), new), "it goes on where it is");
+    while let Some(Item::Message { delivery, .. }) = stream.next().now_or_never() {
+        assert!(!matches!(delivery, Delivery::Ask { .. } | Delivery::Withdrawn { .. }), "its client has it");
+    }
     let answer = Answer::Result(RawJson::trusted(r#"{"action":"accept","content":{"n":1}}"#));
-    judge.engine.answer(&caller, &after, answer.clone()).await.unwrap();
+    judge.engine.answer(&caller, &before, answer.clone()).await.unwrap();
     assert_eq!(asked.await.unwrap(), answer);
+}
+
+// req: INPUT-12, INPUT-14
+async fn a_node_that_goes_on_as_another_lets_go_what_others_have(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (doomed, judge, caller) = (world.node().await, world.node().await, session(&world).await);
+    let task = judge.create(&caller, "once").await;
+    let work = judge.script.next().await;
+    let mut stream = open(&doomed, &caller).await;
+    let _asked = ask(&work);
+    let scoped = world.database.store.scoped(&caller.auth);
+    until("the question is open", async || !scoped.open_inputs(task.id).await.unwrap().is_empty()).await;
+    doomed.engine.watch_once().await.unwrap();
+    let before = question_on(&mut stream).await;
+    judge.beat_until_it_may_judge().await;
+    world.database.silence_nodes(Duration::from_secs(30)).await;
+    judge.engine.beat_once().await.unwrap();
+    judge.engine.recover_once().await.unwrap();
+    let asked = Asked::in_session("1".to_owned(), true, false);
+    let mut other = judge.engine.open_result_stream(&caller, task.id, asked, None).await.unwrap();
+    let after = question_on(&mut other).await;
+    assert_ne!(before, after, "on another stream it has another id");
+    assert_eq!(doomed.engine.beat_once().await.unwrap(), BeatOutcome::Reborn);
+    let mut withdrawn = Vec::new();
+    while let Some(Item::Message { delivery, .. }) = stream.next().now_or_never() {
+        if let Delivery::Withdrawn { id, .. } = delivery {
+            withdrawn.push(id);
+        }
+    }
+    assert_eq!(withdrawn, [before]);
+    let held = scoped.open_inputs(task.id).await.unwrap()[0].held.unwrap();
+    assert_eq!((held.delivery.to_string(), held.node), (after, judge.engine.node()));
 }
 
 // req: HTTP-09, INPUT-14
@@ -238,18 +273,8 @@ async fn a_stream_that_is_resumed_elsewhere_ends_here(database: TestDatabase) {
     .await;
     here.engine.watch_once().await.unwrap();
     ends(&mut broken).await;
-    let again = async {
-        loop {
-            there.engine.watch_once().await.unwrap();
-            tokio::select! {
-                biased;
-                id = question_on(&mut resumed) => return id,
-                () = tokio::task::yield_now() => {}
-            }
-        }
-    };
-    let again = tokio::time::timeout(Duration::from_secs(10), again).await.expect("the question comes");
-    assert_ne!(again, before, "it was another stream's");
+    let again = question_on(&mut resumed).await;
+    assert_eq!(again, before, "it is this stream's");
     drop(broken);
     assert_eq!(stream_of(&world, &caller).await.unwrap().node, there.engine.node(), "its end is not the other's");
 }

@@ -23,6 +23,8 @@ contract! {
     progress_goes_under_the_token_and_only_grows,
     a_question_is_on_one_stream_at_a_time,
     a_stream_that_broke_goes_on_at_another_node,
+    a_stream_that_is_resumed_while_its_connection_lives_moves,
+    a_result_whose_request_was_cancelled_is_not_resumed,
     a_result_that_broke_is_answered_at_another_node,
     a_question_that_was_not_seen_is_shown_again_under_its_id,
     nothing_is_asked_before_the_client_is_initialized,
@@ -402,6 +404,65 @@ async fn a_stream_that_broke_goes_on_at_another_node(database: TestDatabase) {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), all, "no id is used twice");
+}
+
+// req: HTTP-09, INPUT-04, INPUT-14
+// field case: F-HTTP-07
+async fn a_stream_that_is_resumed_while_its_connection_lives_moves(database: TestDatabase) {
+    let service = Service::start(database).await;
+    let there = another(&service).await;
+    let client = Client::capable(&service.url, "owner").await;
+    let id = client.task("optional", json!({})).await["taskId"].clone();
+    let work = service.script.next().await;
+    for body in [None, Some(wait_for(&client, &id))] {
+        let mut stream = match body {
+            None => Events::of_session(&client).await,
+            Some(body) => Events::of_request(&client, body).await,
+        };
+        let asked = ask(&work, form("Seen?"));
+        let question = stream.until("elicitation/create").await;
+        // The node that has the stream does not know that its connection is broken.
+        let mut resumed = Events::resumed(&client.at(&there.url), &stream.last_id.clone().unwrap()).await;
+        let rest = stream.rest().await;
+        let more = resumed.within(QUIET).await;
+        let asks = |message: &&Value| {
+            message["method"] == "elicitation/create" || message["method"] == "notifications/cancelled"
+        };
+        assert_eq!(rest.iter().chain(&more).find(asks), None, "its client has the question");
+        answer(&client, &question["id"], 1).await;
+        assert_eq!(asked.await.unwrap(), answered(1));
+        // Another session's stream gets none of this.
+        drop(resumed);
+    }
+    work.answer("done");
+}
+
+// req: CAP-10, HTTP-09
+async fn a_result_whose_request_was_cancelled_is_not_resumed(database: TestDatabase) {
+    let service = Service::start(database).await;
+    let there = another(&service).await;
+    let client = service.client("owner").await;
+    let id = client.task("optional", json!({})).await["taskId"].clone();
+    let work = service.script.next().await;
+    let request = |name: &str| {
+        json!({ "jsonrpc": "2.0", "id": name, "method": "tasks/result", "params": { "taskId": id } }).to_string()
+    };
+    let cancel =
+        json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": "given up" } });
+    let mut given_up = Events::of_request(&client, request("given up")).await;
+    let mut waiting = Events::of_request(&client, request("waiting")).await;
+    let seen = given_up.block().await.unwrap().id.unwrap();
+    // By way of the other node.
+    assert_eq!(client.at(&there.url).send(&cancel.to_string()).await.status, 202);
+    assert_eq!(given_up.rest().await, Vec::<Value>::new(), "it ends without an answer");
+    let resume = async |seen: &str| {
+        client.build(Method::GET).header("last-event-id", seen).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(resume(&seen).await, 400);
+    work.answer("done");
+    assert_eq!(waiting.rest().await.last().unwrap()["id"], "waiting");
+    assert_eq!(resume(&seen).await, 400, "nor later");
+    assert_eq!(resume(&waiting.last_id.unwrap()).await, 200);
 }
 
 // req: HTTP-09, HTTP-06

@@ -677,6 +677,7 @@ impl ReferenceStateMachine for Model {
                         session: None,
                         progress_token: None,
                         progress: None,
+                        progress_at: created,
                     },
                     context,
                     restart,

@@ -17,6 +17,8 @@ use crate::support::database::TestDatabase;
 contract! {
     a_question_is_on_one_stream_at_a_time,
     a_resumed_stream_takes_back_what_it_had,
+    a_resumed_stream_takes_what_its_old_node_still_holds,
+    an_id_goes_on_only_while_it_is_the_last,
     a_refused_answer_sends_the_question_again,
     what_a_stream_lets_go_another_may_have,
     the_dead_hold_nothing,
@@ -75,7 +77,7 @@ async fn a_resumed_stream_takes_back_what_it_had(db: TestDatabase) {
         sent.push(hold);
     }
     let node = NodeId::new();
-    assert!(work.scoped.rehold_stream(stream, node).await.unwrap().is_empty(), "the stream that has them is not gone");
+    assert!(work.scoped.rehold_stream(stream, work.node).await.unwrap().is_empty(), "this node has them for it");
     let ids: Vec<DeliveryId> = sent.iter().map(|hold| hold.delivery).collect();
     work.system.let_go(work.node, &ids).await.unwrap();
     // One question goes to another stream, one is answered, one was another stream's in between and is let go by it.
@@ -90,8 +92,66 @@ async fn a_resumed_stream_takes_back_what_it_had(db: TestDatabase) {
     let held: Vec<_> = work.scoped.open_inputs(work.task).await.unwrap().into_iter().map(|open| open.held).collect();
     let hold = |delivery, node| Some(Held { delivery, node, holder: work.session });
     assert_eq!(held, [hold(sent[0].delivery, node), hold(elsewhere, work.node), None]);
-    assert!(work.scoped.rehold_stream(stream, NodeId::new()).await.unwrap().is_empty());
+    assert!(work.scoped.rehold_stream(stream, node).await.unwrap().is_empty());
     assert!(work.scoped.rehold_stream(StreamId::new(), node).await.unwrap().is_empty());
+}
+
+// req: INPUT-14, HTTP-09
+async fn a_resumed_stream_takes_what_its_old_node_still_holds(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let (input, other) = (work.ask("its own", at(1)).await, work.ask("another's", at(2)).await);
+    let first = work.hold(input);
+    assert!(work.system.hold_input(first.clone()).await.unwrap());
+    let elsewhere = work.send(other).await;
+    let (_, stranger) = super::caller(&db.store, "stranger").await;
+    assert!(stranger.rehold_stream(first.stream, NodeId::new()).await.unwrap().is_empty(), "it is not the stranger's");
+    // The node that had it has not noticed, or was killed a moment ago.
+    let node = NodeId::new();
+    let back = work.scoped.rehold_stream(first.stream, node).await.unwrap();
+    let ids: Vec<_> = back.iter().map(|sent| (sent.delivery, sent.sequence)).collect();
+    assert_eq!(ids, [(first.delivery, first.sequence)]);
+    let held = async || work.scoped.open_inputs(work.task).await.unwrap().into_iter().map(|open| open.held);
+    let hold = |delivery, node| Some(Held { delivery, node, holder: work.session });
+    assert!(held().await.eq([hold(first.delivery, node), hold(elsewhere, work.node)]));
+    work.system.let_go(work.node, &[first.delivery]).await.unwrap();
+    assert!(
+        held().await.eq([hold(first.delivery, node), hold(elsewhere, work.node)]),
+        "what it lets go later is not its"
+    );
+    // A node that goes on under another id is told all that its stream has.
+    let kept = work.system.keep_stream(work.context, first.stream, node).await.unwrap();
+    assert_eq!(kept.len(), 1, "also what it holds already");
+    let renamed = NodeId::new();
+    assert_eq!(work.system.keep_stream(work.context, first.stream, renamed).await.unwrap().len(), 1);
+    assert!(held().await.eq([hold(first.delivery, renamed), hold(elsewhere, work.node)]));
+}
+
+// req: INPUT-14
+async fn an_id_goes_on_only_while_it_is_the_last(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let input = work.ask("x", at(1)).await;
+    let first = work.hold(input);
+    let hold = async |hold: &Hold| work.system.hold_input(hold.clone()).await.unwrap();
+    let sequence = async || work.scoped.delivered(first.delivery).await.unwrap().unwrap().sequence;
+    assert!(hold(&first).await);
+    let later = Hold { sequence: first.sequence + 7, ..first.clone() };
+    let there = Hold { node: NodeId::new(), ..later.clone() };
+    assert!(!hold(&there).await, "another node has it");
+    assert_eq!(sequence().await, first.sequence);
+    assert!(hold(&later).await, "sent again where it is, with another number");
+    assert_eq!(sequence().await, later.sequence);
+    work.system.let_go(work.node, &[first.delivery]).await.unwrap();
+    assert!(hold(&there).await, "and where it is free");
+    work.system.let_go(there.node, &[first.delivery]).await.unwrap();
+    let second = work.send(input).await;
+    work.system.let_go(work.node, &[second]).await.unwrap();
+    assert!(!hold(&later).await, "it was sent under another id since");
+    let again = Hold { delivery: second, ..work.hold(input) };
+    assert!(hold(&again).await);
+    work.scoped.refuse_answer(second).await.unwrap();
+    assert!(!hold(&again).await, "its client has answered badly, and is asked anew");
+    assert!(hold(&work.hold(input)).await);
+    assert_eq!(db.number("SELECT COUNT(*) FROM input_deliveries").await, 3);
 }
 
 // req: INPUT-13 (legacy half)

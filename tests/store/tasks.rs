@@ -49,6 +49,7 @@ async fn a_new_task_is_working_and_all_of_it_is_kept(db: TestDatabase) {
             session: new.session,
             progress_token: Some(RawJson::trusted("\"p-1\"")),
             progress: None,
+            progress_at: at(5),
         }
     );
     assert_eq!(scoped.outcome(new.id).await.unwrap(), Some((task, None)));

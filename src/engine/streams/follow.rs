@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::delivery::{Delivery, Step};
-use super::questions::{Found, Placed, RETRY, Subject, Target};
+use super::put::{Placed, RETRY, Sending};
+use super::questions::{Found, Subject, Target};
 use super::{State, Streams};
 use crate::domain::client_task::{ClientStatus, ClientTask};
 use crate::domain::ids::{ContextId, DeliveryId, SessionId, TaskId};
@@ -185,7 +186,9 @@ impl Engine {
                 continue;
             }
             subject.client_task = Some(known);
-            match self.put(subject, target, next, (Some(delivery), Some(Arc::clone(&told)))).await {
+            let (before, told_too) = (Some(delivery), Some(Arc::clone(&told)));
+            let sending = Sending { purpose: next, before, again: None, told: told_too };
+            match self.put(subject, target, sending).await {
                 Placed::At(new) => (delivery, sent) = (new, next),
                 Placed::Nowhere => return,
                 Placed::NotNow => {

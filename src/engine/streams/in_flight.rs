@@ -3,14 +3,22 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::ids::SessionId;
+use crate::domain::clock::Timestamp;
+use crate::domain::ids::{SessionId, StreamId};
+
+/// How long the streams of cancelled requests are remembered, and how many: a client comes back at once, or not at all.
+const REMEMBERED: Duration = Duration::from_secs(60);
+const MOST_REMEMBERED: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub(in crate::engine) struct InFlight {
     state: Mutex<State>,
+    /// Streams that ended because their requests were cancelled.
+    cancelled: Mutex<HashMap<StreamId, Timestamp>>,
 }
 
 #[derive(Debug, Default)]
@@ -50,6 +58,19 @@ impl InFlight {
             stop.cancel();
         }
         requests.is_some()
+    }
+
+    /// This stream ended because its request was cancelled.
+    pub(super) fn was_cancelled(&self, stream: StreamId, now: Timestamp) {
+        let mut cancelled = self.cancelled.lock().unwrap_or_else(PoisonError::into_inner);
+        cancelled.retain(|_, at| now.since(*at) < REMEMBERED);
+        if cancelled.len() < MOST_REMEMBERED {
+            cancelled.insert(stream, now);
+        }
+    }
+
+    pub(super) fn is_cancelled(&self, stream: StreamId) -> bool {
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&stream)
     }
 
     pub(in crate::engine) fn is_empty(&self) -> bool {
@@ -97,6 +118,21 @@ mod tests {
         in_flight.cancel(mine, "1");
         assert!(entry.stop().is_cancelled() && twin.stop().is_cancelled());
         assert!(!text.stop().is_cancelled() && !strange.stop().is_cancelled());
+    }
+
+    #[test]
+    fn streams_of_cancelled_requests_are_remembered_for_a_while_and_within_bounds() {
+        let in_flight = InFlight::default();
+        let at = |seconds| Timestamp::from_micros(0) + Duration::from_secs(seconds);
+        let streams: Vec<_> = (0..=MOST_REMEMBERED).map(|_| StreamId::new()).collect();
+        for stream in &streams {
+            in_flight.was_cancelled(*stream, at(1));
+        }
+        let remembered = streams.iter().filter(|stream| in_flight.is_cancelled(**stream)).count();
+        assert_eq!(remembered, MOST_REMEMBERED);
+        let later = StreamId::new();
+        in_flight.was_cancelled(later, at(61));
+        assert!(in_flight.is_cancelled(later) && !in_flight.is_cancelled(streams[0]));
     }
 
     #[test]

@@ -21,6 +21,8 @@ const MOST_LATER: usize = 400;
 pub(super) struct Line {
     /// What others said of its stream before this was about an earlier reader of it.
     opened: Timestamp,
+    /// The number of the last event that its client had seen when it was opened.
+    after: i64,
     state: Mutex<State>,
     ready: Notify,
 }
@@ -76,7 +78,7 @@ impl Line {
     pub(super) fn new(last: i64, keeps: bool) -> Self {
         let (queue, later) = (VecDeque::new(), VecDeque::new());
         let state = State { queue, later, taken: 0, bytes: 0, last, keeps, reader: 0, closed: false };
-        Self { opened: Timestamp::from_micros(0), state: Mutex::new(state), ready: Notify::new() }
+        Self { opened: Timestamp::from_micros(0), after: last, state: Mutex::new(state), ready: Notify::new() }
     }
 
     pub(super) fn opened_at(self, opened: Timestamp) -> Self {
@@ -85,6 +87,10 @@ impl Line {
 
     pub(super) const fn opened(&self) -> Timestamp {
         self.opened
+    }
+
+    pub(super) const fn after(&self) -> i64 {
+        self.after
     }
 
     /// False if nobody will read it: the line is closed, or full of what cannot be dropped.

@@ -17,7 +17,9 @@ mod listen;
 mod open;
 mod place;
 mod plain;
+mod put;
 mod questions;
+mod resume;
 mod rounds;
 mod show;
 mod signals;
@@ -45,6 +47,7 @@ use crate::domain::capabilities::ClientCapabilities;
 use crate::domain::clock::{Clock, Timestamp};
 use crate::domain::event_id::EventKey;
 use crate::domain::ids::{ContextId, DeliveryId, InputId, SessionId, StreamId, TaskId};
+use crate::store::Purpose;
 
 use follow::Following;
 use heard::Heard;
@@ -108,6 +111,8 @@ struct SessionStreams {
     version: u64,
     /// What had ended before this was never to be said.
     since: Timestamp,
+    /// Progress that was written before this was another stream's to say.
+    progress_from: Timestamp,
     open: Vec<Opened>,
     /// What was last said of each of its tasks.
     shown: HashMap<TaskId, Shown>,
@@ -141,6 +146,8 @@ struct ResultStream {
     elsewhere: AtomicBool,
     line: Arc<Line>,
     shown: Mutex<Shown>,
+    /// As [`SessionStreams::progress_from`], in microseconds; the greatest number while that is so.
+    progress_from: AtomicI64,
 }
 
 /// A question that a client of this node has.
@@ -148,9 +155,11 @@ struct Held {
     subject: Subject,
     target: Target,
     /// What was sent last for it.
-    message: Delivery,
+    purpose: Purpose,
     /// Its number on the stream.
     sequence: i64,
+    /// The key of the stream of this node on which that was, 0 if it was on another node's.
+    sent_on: u64,
     /// Of one that was sent as a task.
     following: Option<Following>,
 }
@@ -240,7 +249,7 @@ enum WaitsFor {
     Result {
         task: TaskId,
         wait: Waiting<Option<Result<Answered, Refusal>>>,
-        _entry: Entry,
+        entry: Entry,
     },
     Call {
         call: Arc<PlainCall>,
@@ -316,7 +325,11 @@ impl Stream {
                 },
                 answer = wait => match answer {
                     Some(answer) => Item::Result { count: count(line), answer },
-                    None => Item::End,
+                    None => {
+                        // Known before its client sees the end.
+                        self.engine.streams.in_flight.was_cancelled(self.id, self.engine.now());
+                        Item::End
+                    }
                 },
             },
             WaitsFor::Call { call, left } => match line.next(reader).await {
@@ -339,7 +352,12 @@ impl Drop for Stream {
         match &self.waits_for {
             WaitsFor::Nothing { session, .. } => self.engine.session_stream_closed(*session, self.key),
             WaitsFor::News { .. } => self.engine.listener_closed(self.key),
-            WaitsFor::Result { task, .. } => self.engine.result_stream_closed(*task, self.key),
+            WaitsFor::Result { task, entry, .. } => {
+                if entry.stop().is_cancelled() {
+                    self.engine.streams.in_flight.was_cancelled(self.id, self.engine.now());
+                }
+                self.engine.result_stream_closed(*task, self.key);
+            }
             WaitsFor::Call { call, left } => self.engine.call_left(call, self.reader, *left),
         }
     }

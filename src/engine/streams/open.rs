@@ -1,28 +1,23 @@
 //! Opening, resuming and closing streams. A stream is known before anything is looked up for it, so that nothing which
 //! happens meanwhile is missed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use super::follow::Following;
 use super::line::Line;
-use super::questions::{Subject, Target};
 use super::show::{MOST_SHOWN, Shown};
-use super::{Held, Opened, ResultStream, SessionStreams, State, Stream, Streams, WaitsFor};
-use crate::domain::client_task::ClientTask;
+use super::{Opened, ResultStream, SessionStreams, State, Stream, Streams, WaitsFor};
 use crate::domain::clock::Timestamp;
 use crate::domain::context::AuthContext;
-use crate::domain::ids::{ContextId, DeliveryId, SessionId, StreamId, TaskId};
+use crate::domain::ids::{SessionId, StreamId, TaskId};
 use crate::domain::session::SessionStream;
 use crate::domain::task::Task;
 use crate::engine::{Caller, Engine, Refusal};
 
 use super::plain::Asked;
 use crate::lifecycle;
-use crate::store::{Delivered, Purpose, SignalKind, StoreError, Watch};
+use crate::store::{SignalKind, StoreError, Watch};
 
 /// Where a client left a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +27,22 @@ pub struct Resume {
     pub after: i64,
 }
 
+/// Within this the clocks of two nodes agree: of what happened in so short a time after an event on another node it is not known
+/// whether it came before that.
+const CLOCKS_AGREE: Duration = Duration::from_secs(1);
+
+impl Resume {
+    /// What happened at this time or later the client has not seen: the numbers of events are times.
+    pub(super) fn unseen_from(self) -> Timestamp {
+        Timestamp::from_micros(self.after) + CLOCKS_AGREE
+    }
+}
+
 /// A place on a stream that was just opened.
-struct Place {
-    key: u64,
+pub(super) struct Place {
+    pub(super) key: u64,
     stream: StreamId,
-    line: Arc<Line>,
+    pub(super) line: Arc<Line>,
     reader: u64,
 }
 
@@ -63,24 +69,27 @@ impl Engine {
     ) -> Result<Stream, Refusal> {
         let context = caller.auth.id();
         let place_among_waiters = self.waiters.place(context)?;
-        let (place, lost) = {
+        let place = {
             let mut state = self.streams.lock();
             let now = self.now();
             let place = Place::new(&mut state, resume, now);
-            let mut lost = Vec::new();
             let streams = state.sessions.entry(session).or_insert_with(|| SessionStreams {
                 context,
                 capabilities: caller.declared(),
                 initialized: false,
                 id: StreamId::new(),
-                elsewhere: false,
+                // It has the turn from now on.
+                elsewhere: true,
                 version: 0,
                 since: now,
+                progress_from: now,
                 open: Vec::new(),
                 shown: std::collections::HashMap::new(),
             });
             streams.initialized |= caller.initialized;
-            streams.elsewhere = false;
+            if std::mem::replace(&mut streams.elsewhere, false) {
+                streams.progress_from = resume.map_or(now, |resume| resume.unseen_from().min(now));
+            }
             streams.version += 1;
             let old = streams.open.iter().position(|opened| opened.stream == place.stream);
             let old = old.map(|at| streams.open.remove(at));
@@ -90,13 +99,12 @@ impl Engine {
                 line: Arc::clone(&place.line),
                 is_ready: false,
             });
-            if let (Some(old), Some(resume)) = (old, resume) {
+            if let Some(old) = old {
                 old.line.close();
-                lost = state.take_over(old.key, &place, resume.after, now);
+                state.take_over(old.key, &place);
             }
-            (place, lost)
+            place
         };
-        self.give_back(lost, context, None);
         let waits_for = WaitsFor::Nothing { session, _place: place_among_waiters };
         let Place { key, stream, line, reader } = place;
         let opened = Stream { engine: Arc::clone(self), key, id: stream, line, reader, waits_for };
@@ -119,15 +127,17 @@ impl Engine {
             self.streams.end_session(session);
             return Err(Refusal::UnknownSession);
         }
+        let taken = match resume {
+            Some(resume) => self.take_back(caller, &opened, resume).await,
+            None => Ok(()),
+        };
         self.session_stream_placed(context, session, resume.map(|resume| resume.stream)).await;
-        if let Some(resume) = resume {
-            self.take_back(caller, &opened, resume).await?;
-        }
+        taken?;
         let newest = MOST_SHOWN as u32;
         let watch = Watch { sessions: vec![session], newest, ..Watch::nothing(Timestamp::from_micros(0)) };
         let news = store.watch(watch).await?;
         if let Some(streams) = self.streams.lock().sessions.get_mut(&session) {
-            streams.stands(&news.changed, resume.is_some());
+            streams.stands(&news.changed, resume);
         }
         self.streams.lock().is_ready(opened.key);
         let (engine, caller) = (Arc::clone(self), caller.clone());
@@ -161,7 +171,7 @@ impl Engine {
             let answered = self.answered(caller, task, outcome)?;
             let place = Place::new(&mut self.streams.lock(), resume, self.now());
             let wait = Box::pin(async move { Some(Ok(answered)) });
-            return Ok(self.result_stream(place, WaitsFor::Result { task: id, wait, _entry: entry }));
+            return Ok(self.result_stream(place, WaitsFor::Result { task: id, wait, entry }));
         }
         let waiter = self.waiters.join(caller.auth.id(), id)?;
         let place = if asked.takes_events {
@@ -177,14 +187,15 @@ impl Engine {
                 () = stop.cancelled() => None,
             }
         });
-        let opened = self.result_stream(place, WaitsFor::Result { task: id, wait, _entry: entry });
+        let opened = self.result_stream(place, WaitsFor::Result { task: id, wait, entry });
         if !asked.takes_events {
             return Ok(opened);
         }
         if let Some(resume) = resume {
-            self.signal_resumed(task.context, resume.stream);
             let place = opened.place();
-            self.take_back(caller, &place, resume).await?;
+            let taken = self.take_back(caller, &place, resume).await;
+            self.signal_resumed(task.context, resume.stream);
+            taken?;
             self.streams.lock().is_ready(place.key);
         }
         let engine = Arc::clone(self);
@@ -215,15 +226,14 @@ impl Engine {
             elsewhere: AtomicBool::new(task.session.is_some()),
             line: Arc::clone(&place.line),
             shown: Mutex::new(Shown::of(task)),
+            progress_from: AtomicI64::new(0),
         };
         let streams = state.results.entry(task.id).or_default();
         let old = streams.iter().position(|old| old.stream == place.stream).map(|at| streams.remove(at));
         streams.push(Arc::new(stream));
-        if let (Some(old), Some(resume)) = (old, resume) {
+        if let Some(old) = old {
             old.line.close();
-            let lost = state.take_over(old.key, &place, resume.after, now);
-            drop(state);
-            self.give_back(lost, task.context, None);
+            state.take_over(old.key, &place);
         }
         place
     }
@@ -231,52 +241,6 @@ impl Engine {
     fn result_stream(self: &Arc<Self>, place: Place, waits_for: WaitsFor) -> Stream {
         let Place { key, stream, line, reader } = place;
         Stream { engine: Arc::clone(self), key, id: stream, line, reader, waits_for }
-    }
-
-    /// What this stream held when it broke, on whichever node, it holds again; its client is shown what it has not seen.
-    async fn take_back(self: &Arc<Self>, caller: &Caller, opened: &Opened, resume: Resume) -> Result<(), StoreError> {
-        // The stream that broke may have been noticed this very moment.
-        loop {
-            let given_back = self.streams.given_back.notified();
-            tokio::pin!(given_back);
-            given_back.as_mut().enable();
-            if !self.streams.lock().leaving.contains(&resume.stream) {
-                break;
-            }
-            given_back.await;
-        }
-        // Together, whether or not the client is still there: what is held without a stream nobody would be asked.
-        let (engine, caller, opened) = (Arc::clone(self), caller.clone(), opened.clone());
-        let hold = lifecycle::spawn("resume", async move { engine.hold_what_broke(&caller, &opened, resume).await });
-        hold.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "a stream could not take back what it held");
-            Ok(())
-        })
-    }
-
-    async fn hold_what_broke(
-        self: &Arc<Self>,
-        caller: &Caller,
-        opened: &Opened,
-        resume: Resume,
-    ) -> Result<(), StoreError> {
-        let store = self.store.scoped(&caller.auth);
-        let taken = store.rehold_stream(resume.stream, self.membership.node()).await?;
-        let (context, declared) = (caller.auth.id(), caller.declared());
-        for sent in taken {
-            let Delivered { delivery, task, purpose, .. } = sent;
-            let as_task = match purpose {
-                Purpose::Question if declared.takes_tasks(sent.question.kind) => self.time_left(context, task).await,
-                _ => None,
-            };
-            let held = self.streams.lock().hold_again(context, opened, sent, (resume.after, as_task), self.now());
-            match held {
-                Some(Some(told)) => self.follow(delivery, told, purpose),
-                Some(None) => {}
-                None => self.give_back(vec![(delivery, task)], context, None),
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn session_stream_closed(self: &Arc<Self>, session: SessionId, key: u64) {
@@ -288,6 +252,10 @@ impl Engine {
             let (context, last) = (streams.context, streams.open.is_empty().then_some(streams.id));
             if last.is_some() {
                 state.sessions.remove(&session);
+                let waiting = state.results.values().flatten().filter(|stream| stream.maker == Some(session));
+                for stream in waiting {
+                    stream.said_elsewhere_until(self.now());
+                }
             }
             (Streams::let_go_of(&mut state, key, stream), context, last, stream)
         };
@@ -347,18 +315,6 @@ impl Streams {
 }
 
 impl State {
-    /// What a stream of this node held goes over to the one that continues it; answers what has no room there.
-    fn take_over(&mut self, old: u64, place: &Place, after: i64, now: Timestamp) -> Vec<(DeliveryId, TaskId)> {
-        for held in self.held.values_mut().filter(|held| held.target.key == old) {
-            (held.target.key, held.target.line) = (place.key, Arc::clone(&place.line));
-        }
-        let has_no_room = |held: &mut Held| {
-            held.target.key == place.key && held.sequence > after && !place.line.push(held.message.clone(), now)
-        };
-        let lost = self.held.extract_if(|_, held| has_no_room(held));
-        lost.map(|(delivery, held)| (delivery, held.subject.task)).collect()
-    }
-
     fn is_ready(&mut self, key: u64) {
         for stream in self.results.values().flatten().filter(|stream| stream.key == key) {
             stream.is_ready.store(true, Ordering::Relaxed);
@@ -366,49 +322,5 @@ impl State {
         for opened in self.sessions.values_mut().flat_map(|session| &mut session.open) {
             opened.is_ready |= opened.key == key;
         }
-    }
-
-    /// Whom to tell of the client's task, if it may have one; `None` if the stream has gone, or is full.
-    fn hold_again(
-        &mut self,
-        context: ContextId,
-        opened: &Opened,
-        delivered: Delivered,
-        (after, as_task): (i64, Option<Duration>),
-        now: Timestamp,
-    ) -> Option<Option<Arc<Notify>>> {
-        let Delivered { delivery, input, task, sequence, purpose, question, client_task, .. } = delivered;
-        let client_task = client_task.as_ref().and_then(ClientTask::read);
-        let target = self.target_of(task, opened)?;
-        if self.held.contains_key(&delivery) {
-            return Some(None);
-        }
-        let subject = Subject { input, task, context, question, client_task: client_task.clone() };
-        let is_task = purpose != Purpose::Question || target.capabilities.takes_tasks(subject.question.kind);
-        let mut following = is_task.then(|| Following::new(client_task, target.capabilities.cancels_tasks()));
-        let message = subject.message(purpose, delivery, as_task);
-        if sequence > after && (purpose != Purpose::Question || subject.client_task.is_none()) {
-            if !target.line.push(message.clone(), now) {
-                return None;
-            }
-        } else if let Some(following) = following.as_mut().filter(|following| following.known.is_some()) {
-            // It may have been answered while nobody listened.
-            following.answered = true;
-            following.told.notify_one();
-        }
-        let again = following.as_ref().map(|following| Arc::clone(&following.told));
-        self.held.insert(delivery, Held { subject, target, message, sequence, following });
-        Some(again)
-    }
-
-    /// The place of a stream that was just opened.
-    fn target_of(&self, task: TaskId, opened: &Opened) -> Option<Target> {
-        let mut results = self.results.get(&task).into_iter().flatten();
-        if let Some(stream) = results.find(|stream| stream.key == opened.key) {
-            return stream.session.map(|session| stream.target(session));
-        }
-        let mut sessions = self.sessions.iter();
-        let has_it = |streams: &SessionStreams| streams.open.iter().any(|open| open.key == opened.key);
-        sessions.find(|(_, streams)| has_it(streams)).map(|(session, streams)| streams.target(*session, opened))
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{SessionStreams, State, Streams};
+use super::line::Line;
+use super::{ResultStream, SessionStreams, State, Streams};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, DeliveryId, NodeId, SessionId, StreamId, TaskId};
 use crate::domain::session::SessionStream;
@@ -138,9 +139,9 @@ impl Engine {
         Ok(())
     }
 
-    /// This process goes on as another node: what it held as the old one goes out anew, and its streams are where it is.
+    /// This process goes on as another node: what it held as the old one it holds on, and its streams are where it is.
     pub(in crate::engine) async fn move_streams(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.streams.withdraw_all();
+        self.keep_holds().await?;
         self.store.system().let_go_dead_nodes().await?;
         self.tend_session_streams().await
     }
@@ -171,8 +172,13 @@ impl Engine {
     fn let_stream_go(self: &Arc<Self>, context: ContextId, stream: StreamId, said: Timestamp) {
         let held = {
             let mut state = self.streams.lock();
-            let Some(key) = state.close_stream(context, stream, said) else { return };
-            Streams::let_go_of(&mut state, key, stream)
+            let Some((key, line)) = state.close_stream(context, stream, said) else { return };
+            let held = Streams::let_go_of(&mut state, key, stream);
+            for (delivery, _) in &held {
+                // Its client may read on here, what is shown there.
+                line.take_back(&delivery.to_string());
+            }
+            held
         };
         self.give_back(held, context, Some(stream));
     }
@@ -202,21 +208,21 @@ impl Streams {
 
     /// `found` is what a session's row says, `None` if it has gone; `seen` the version from before it was read.
     fn turn(&self, session: SessionId, found: Option<Option<SessionStream>>, seen: Option<u64>, node: NodeId) -> Turn {
-        let mut state = self.lock();
+        let (mut state, now) = (self.lock(), self.clock.now());
         let is_elsewhere = found.flatten().is_some_and(|stream| stream.node != node);
         for stream in state.results.values().flatten().filter(|stream| stream.maker == Some(session)) {
-            stream.elsewhere.store(is_elsewhere, Ordering::Relaxed);
+            stream.sessions_stream_is(is_elsewhere, now);
         }
         let Some(streams) = state.sessions.get_mut(&session) else { return Turn::Known };
         match found {
             None => Turn::Over,
             _ if seen != Some(streams.version) => Turn::LookAgain,
             Some(None) => {
-                streams.elsewhere = false;
+                streams.has_turn(true, now);
                 Turn::Ours(streams.id)
             }
             Some(Some(stream)) => {
-                streams.elsewhere = stream.id != streams.id;
+                streams.has_turn(stream.id == streams.id, now);
                 Turn::Known
             }
         }
@@ -252,26 +258,39 @@ impl Streams {
         let before = std::mem::replace(&mut state.adrift, now);
         missing.into_iter().filter(|(_, _, delivery)| before.contains(delivery)).collect()
     }
+}
 
-    fn withdraw_all(&self) {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        let held: Vec<_> = state.held.keys().copied().collect();
-        for delivery in held {
-            let following = state.held.get(&delivery).and_then(|held| held.following.as_ref());
-            if following.is_some_and(|following| following.known.is_some()) {
-                // Whoever has the question next goes on with the client's task.
-                state.held.remove(&delivery);
-            } else {
-                state.withdraw(delivery, now);
-            }
+impl SessionStreams {
+    fn has_turn(&mut self, has_turn: bool, now: Timestamp) {
+        if has_turn && self.elsewhere {
+            self.progress_from = now;
+        }
+        self.elsewhere = !has_turn;
+    }
+}
+
+impl ResultStream {
+    /// The stream of the session that made the task was here and has gone.
+    pub(super) fn said_elsewhere_until(&self, now: Timestamp) {
+        if self.progress_from.load(Ordering::Relaxed) != i64::MAX {
+            self.progress_from.store(now.micros(), Ordering::Relaxed);
+        }
+    }
+
+    /// Where the stream of the session is that made the task: progress goes there while it is at another node.
+    fn sessions_stream_is(&self, is_elsewhere: bool, now: Timestamp) {
+        self.elsewhere.store(is_elsewhere, Ordering::Relaxed);
+        if is_elsewhere {
+            self.progress_from.store(i64::MAX, Ordering::Relaxed);
+        } else if self.progress_from.load(Ordering::Relaxed) == i64::MAX {
+            self.progress_from.store(now.micros(), Ordering::Relaxed);
         }
     }
 }
 
 impl State {
-    /// Ends a stream of this node, unless it was opened after `said`; its key.
-    fn close_stream(&mut self, context: ContextId, stream: StreamId, said: Timestamp) -> Option<u64> {
+    /// Ends a stream of this node, unless it was opened after `said`; its key, and its line.
+    fn close_stream(&mut self, context: ContextId, stream: StreamId, said: Timestamp) -> Option<(u64, Arc<Line>)> {
         let mut sessions = self.sessions.values().filter(|streams| streams.context == context);
         let opened = sessions.find_map(|streams| streams.open.iter().find(|opened| opened.stream == stream));
         let opened = opened.map(|opened| (opened.key, &opened.line));
@@ -279,6 +298,6 @@ impl State {
             self.results.values().flatten().find(|result| result.stream == stream && result.context == context);
         let (key, line) = opened.or_else(|| result.map(|result| (result.key, &result.line)))?;
         (line.opened() <= said).then(|| line.close())?;
-        Some(key)
+        Some((key, Arc::clone(line)))
     }
 }

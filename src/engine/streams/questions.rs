@@ -1,8 +1,8 @@
 //! Questions of tasks on their way to a client (INPUT-02, INPUT-12, INPUT-14).
 //!
-//! A question is claimed in the store before it is sent: by a waiting `tasks/result` at once, by the GET stream of its
+//! A question is claimed in the store before it is sent (`put`): by a waiting `tasks/result` at once, by the GET stream of its
 //! session a moment later. A stream that ends lets go what it holds, and the question goes out anew, under a new id, on
-//! whichever stream is next.
+//! whichever stream is next; on the same stream, resumed on whichever node, it goes on under its old one (`resume`).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::delivery::Delivery;
-use super::follow::{Following, request};
+use super::follow::request;
 use super::line::Line;
+use super::put::{Again, Placed, Sending};
 use super::{Held, Opened, ResultStream, SessionStreams, State, Streams};
 use crate::domain::capabilities::ClientCapabilities;
 use crate::domain::client_task::ClientTask;
@@ -22,15 +23,10 @@ use crate::domain::ids::{ContextId, DeliveryId, InputId, SessionId, StreamId, Ta
 use crate::domain::input::Question;
 use crate::engine::Engine;
 use crate::lifecycle;
-use crate::store::{Closed, Hold, OpenInput, Purpose};
+use crate::store::{Closed, OpenInput, Purpose};
 
 /// How long a question waits for a `tasks/result` before the session's GET stream takes it.
 const GET_WAITS: Duration = Duration::from_millis(200);
-/// Between tries to give a question back while the database is away.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
-
-/// How long a stream stands still while the store is asked for a question that goes on it.
-const STALLS: Duration = Duration::from_secs(1);
 
 /// An open question.
 #[derive(Clone)]
@@ -47,22 +43,12 @@ pub(super) struct Subject {
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) key: u64,
-    stream: StreamId,
-    session: SessionId,
+    pub(super) stream: StreamId,
+    pub(super) session: SessionId,
     pub(super) capabilities: ClientCapabilities,
     pub(super) line: Arc<Line>,
     /// Not before this.
     pub(super) after: Duration,
-}
-
-/// What became of a message for a client.
-pub(super) enum Placed {
-    /// Sent under this id.
-    At(DeliveryId),
-    /// The question is not open any more, or another stream's.
-    Nowhere,
-    /// It may be tried again.
-    NotNow,
 }
 
 /// Which streams of this node a question finds.
@@ -115,16 +101,6 @@ impl Streams {
                 state.withdraw(delivery, now);
             }
         }
-    }
-
-    /// Forgets what a stream held; answers what that was, to be given back. Until it is, the stream is leaving.
-    pub(super) fn let_go_of(state: &mut State, key: u64, stream: StreamId) -> Vec<(DeliveryId, TaskId)> {
-        let gone = state.held.extract_if(|_, held| held.target.key == key);
-        let gone: Vec<_> = gone.map(|(delivery, held)| (delivery, held.subject.task)).collect();
-        if !gone.is_empty() {
-            state.leaving.push(stream);
-        }
-        gone
     }
 
     pub(super) fn find(&self, question: &OpenInput) -> Found {
@@ -187,31 +163,9 @@ impl Streams {
         tasks.dedup();
         tasks
     }
-
-    /// Puts a question that the store says is ours in its place; false if its stream has gone.
-    fn hold(&self, held: Held, delivery: DeliveryId, before: Option<DeliveryId>) -> bool {
-        let mut state = self.lock();
-        let message = state.is_open(&held).then(|| held.message.clone());
-        let is_open = message.is_some();
-        let is_put = held.target.line.fill(held.sequence, message) && is_open;
-        if is_put {
-            if let Some(before) = before {
-                state.held.remove(&before);
-            }
-            state.held.insert(delivery, held);
-        }
-        is_put
-    }
 }
 
 impl State {
-    /// Whether the stream on which it was put is still there.
-    fn is_open(&self, Held { subject, target, .. }: &Held) -> bool {
-        let is_result = self.results.get(&subject.task).into_iter().flatten().any(|stream| stream.key == target.key);
-        let session = || self.sessions.get(&target.session);
-        is_result || session().is_some_and(|streams| streams.open.iter().any(|opened| opened.key == target.key))
-    }
-
     pub(super) fn withdraw(&mut self, delivery: DeliveryId, now: Timestamp) {
         let Some(Held { subject, target, following, .. }) = self.held.remove(&delivery) else { return };
         let id = delivery.to_string();
@@ -289,8 +243,9 @@ impl Engine {
                 }
                 Found::Nothing => return,
             };
+            let Ok((target, again)) = engine.where_it_was(&question, target).await else { return };
             if target.after.is_zero() {
-                engine.ask_or_go_on(&question, target).await;
+                engine.ask_or_go_on(&question, target, again).await;
                 return;
             }
             if !engine.streams.lock().waiting.insert(question.id) {
@@ -308,118 +263,17 @@ impl Engine {
     }
 
     /// Puts a question to a client, or goes on with the client's own task for it.
-    async fn ask_or_go_on(self: &Arc<Self>, question: &OpenInput, target: Target) {
+    async fn ask_or_go_on(self: &Arc<Self>, question: &OpenInput, target: Target, again: Option<Again>) {
         let OpenInput { id: input, task, context, .. } = *question;
         let client_task = question.client_task.as_ref().and_then(ClientTask::read);
         let purpose = if client_task.is_some() { Purpose::TaskGet } else { Purpose::Question };
         let told = (purpose != Purpose::Question || target.capabilities.takes_tasks(question.question.kind))
             .then(Arc::<Notify>::default);
         let subject = Subject { input, task, context, question: question.question.clone(), client_task };
-        let placed = self.put(subject, target, purpose, (None, told.clone())).await;
+        let placed = self.put(subject, target, Sending { purpose, before: None, again, told: told.clone() }).await;
         if let (Placed::At(delivery), Some(told)) = (placed, told) {
             self.follow(delivery, told, purpose);
         }
-    }
-
-    /// Sends what `purpose` says, in the place of what was sent before. Whoever follows the client's task listens to `told`.
-    pub(super) async fn put(
-        self: &Arc<Self>,
-        subject: Subject,
-        target: Target,
-        purpose: Purpose,
-        (before, told): (Option<DeliveryId>, Option<Arc<Notify>>),
-    ) -> Placed {
-        let (now, delivery) = (self.now(), DeliveryId::new());
-        let as_task = match (purpose, &told) {
-            (Purpose::Question, Some(_)) => self.time_left(subject.context, subject.task).await,
-            _ => None,
-        };
-        let message = subject.message(purpose, delivery, as_task);
-        let Some(place) = target.line.reserve(message.weight(), now) else { return Placed::NotNow };
-        let sequence = place.count;
-        let (task, context) = (subject.task, subject.context);
-        let hold = Hold {
-            input: subject.input,
-            task,
-            delivery,
-            session: target.session,
-            stream: target.stream,
-            sequence,
-            node: self.membership.node(),
-            purpose,
-            now,
-        };
-        let store = self.store.system();
-        let mut holding = store.hold_input(hold);
-        let Ok(is_held) = tokio::time::timeout(STALLS, &mut holding).await else {
-            // The stream goes on without it.
-            drop(place);
-            return match holding.await {
-                Ok(false) => Placed::Nowhere,
-                Ok(true) | Err(_) => {
-                    self.give_back(vec![(delivery, task)], context, None);
-                    Placed::NotNow
-                }
-            };
-        };
-        match is_held {
-            Ok(true) => {
-                let following = told.map(|told| Following {
-                    known: subject.client_task.clone(),
-                    answered: false,
-                    cancels: target.capabilities.cancels_tasks(),
-                    told,
-                });
-                let held = Held { subject, target, message, sequence, following };
-                if self.streams.hold(held, delivery, before) {
-                    return Placed::At(delivery);
-                }
-                self.give_back(vec![(delivery, task)], context, None);
-                Placed::Nowhere
-            }
-            Ok(false) => Placed::Nowhere,
-            Err(error) => {
-                tracing::debug!(task.id = %task, %error, "cannot hold a question; another stream will");
-                // It may have been written all the same.
-                self.give_back(vec![(delivery, task)], context, None);
-                Placed::NotNow
-            }
-        }
-    }
-
-    /// Lets others have what a stream held, which is leaving by [`Streams::let_go_of`], however long the database is away, and offers it here again.
-    pub(super) fn give_back(
-        self: &Arc<Self>,
-        held: Vec<(DeliveryId, TaskId)>,
-        context: ContextId,
-        stream: Option<StreamId>,
-    ) {
-        if held.is_empty() {
-            return;
-        }
-        let leaving = Leaving { engine: Arc::clone(self), stream };
-        if tokio::runtime::Handle::try_current().is_err() {
-            return;
-        }
-        let node = self.membership.node();
-        let engine = Arc::clone(self);
-        lifecycle::spawn("let go", async move {
-            let deliveries: Vec<_> = held.iter().map(|(delivery, _)| *delivery).collect();
-            while let Err(error) = engine.store.system().let_go(node, &deliveries).await {
-                tracing::debug!(%error, "cannot give questions back; trying again");
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY) => {}
-                    // Whoever finds this node gone takes them.
-                    () = engine.stopped.cancelled() => return,
-                }
-            }
-            drop(leaving);
-            let mut tasks: Vec<_> = held.into_iter().map(|(_, task)| task).collect();
-            tasks.dedup();
-            for task in tasks {
-                engine.offer_of(context, task).await;
-            }
-        });
     }
 
     /// The client of this session has said `notifications/initialized`, at this node (HTTP-16).
@@ -467,23 +321,6 @@ impl SessionStreams {
     pub(super) fn target(&self, session: SessionId, opened: &Opened) -> Target {
         let (key, stream, line) = (opened.key, opened.stream, Arc::clone(&opened.line));
         Target { key, stream, session, capabilities: self.capabilities, line, after: Duration::ZERO }
-    }
-}
-
-/// A stream whose questions are being given back, until dropped.
-struct Leaving {
-    engine: Arc<Engine>,
-    stream: Option<StreamId>,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let mut state = self.engine.streams.lock();
-        if let Some(at) = state.leaving.iter().position(|leaving| Some(*leaving) == self.stream) {
-            state.leaving.swap_remove(at);
-        }
-        drop(state);
-        self.engine.streams.given_back.notify_waiters();
     }
 }
 

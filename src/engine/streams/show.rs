@@ -1,11 +1,13 @@
 //! Status, progress and log lines of tasks: on which stream they go, and that each is said once (NOTE-01 to NOTE-04).
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::delivery::Delivery;
 use super::line::Line;
+use super::open::Resume;
 use super::{SessionStreams, State, Streams};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, SessionId, TaskId};
@@ -38,13 +40,14 @@ impl Shown {
         Self { updated: task.updated, progress: progress_of(task).unwrap_or(f64::NEG_INFINITY), ended: None }
     }
 
-    /// Puts on the line what is new. Progress goes only to the session that gave the token.
-    fn show(&mut self, line: &Line, task: &Task, to_its_session: bool, now: Timestamp) {
+    /// Puts on the line what is new. Progress goes only to the session that gave the token, as far as it was written since
+    /// `progress_from`.
+    fn show(&mut self, line: &Line, task: &Task, progress_from: Option<Timestamp>, now: Timestamp) {
         if self.ended.is_some() {
             return;
         }
-        if to_its_session {
-            self.show_progress(task, |delivery| line.push(delivery, now));
+        if let Some(from) = progress_from {
+            self.show_progress(task, from, |delivery| line.push(delivery, now));
         }
         if self.show_status(task, |delivery| line.push(delivery, now)) && task.status.is_terminal() {
             self.ended = Some(now);
@@ -62,14 +65,15 @@ impl Shown {
         true
     }
 
-    /// Nothing is said of it after the end (NOTE-04).
-    fn show_progress(&mut self, task: &Task, say: impl FnOnce(Delivery) -> bool) {
+    /// Nothing is said of it after the end (NOTE-04), and nothing twice: progress is written before it is said, so that what was
+    /// written while another stream had the turn may have been said there.
+    fn show_progress(&mut self, task: &Task, from: Timestamp, say: impl FnOnce(Delivery) -> bool) {
         if let Some((token, params)) = task.progress_token.as_ref().zip(task.progress.as_ref())
             && !task.status.is_terminal()
             && let Some(value) = progress_of(task).filter(|value| *value > self.progress)
         {
             let delivery = Delivery::Progress { task: Some(task.id), token: token.clone(), params: params.clone() };
-            if say(delivery) {
+            if task.progress_at < from || say(delivery) {
                 self.progress = value;
             }
         }
@@ -198,10 +202,11 @@ impl State {
         if let Some(stream) = its_own.or_else(|| waiting().next()) {
             let mut shown = stream.shown.lock().unwrap_or_else(PoisonError::into_inner);
             let is_its_own = stream.session == task.session;
+            let from = is_its_own.then(|| Timestamp::from_micros(stream.progress_from.load(Ordering::Relaxed)));
             if is_ours {
-                shown.show(&stream.line, task, is_its_own, now);
-            } else if is_its_own {
-                shown.show_progress(task, |delivery| stream.line.push(delivery, now));
+                shown.show(&stream.line, task, from, now);
+            } else if let Some(from) = from {
+                shown.show_progress(task, from, |delivery| stream.line.push(delivery, now));
             }
         }
     }
@@ -217,7 +222,7 @@ impl SessionStreams {
         if self.shown.len() >= MOST_SHOWN && !self.shown.contains_key(&task.id) {
             return;
         }
-        self.shown.entry(task.id).or_insert(Shown::NOTHING).show(&line, task, true, now);
+        self.shown.entry(task.id).or_insert(Shown::NOTHING).show(&line, task, Some(self.progress_from), now);
     }
 
     fn is_ready(&self) -> bool {
@@ -225,20 +230,21 @@ impl SessionStreams {
     }
 
     /// How its live tasks stand as a stream is opened, those that changed last first. One that is resumed shows it, as far
-    /// as there is room; another hears nothing of what was so before.
-    pub(super) fn stands(&mut self, tasks: &[Task], is_resumed: bool) {
+    /// as there is room, of their progress what was written after what its client has seen; another hears nothing of what was
+    /// so before.
+    pub(super) fn stands(&mut self, tasks: &[Task], resume: Option<Resume>) {
         let line = self.line().map(Arc::clone);
         for (at, task) in tasks.iter().enumerate() {
             if self.shown.len() >= MOST_SHOWN && !self.shown.contains_key(&task.id) {
                 return;
             }
-            let Some(line) = line.as_ref().filter(|_| is_resumed && at < MOST_RESUMED) else {
+            let (Some(line), Some(resume), true) = (&line, resume, at < MOST_RESUMED) else {
                 self.shown.entry(task.id).or_insert_with(|| Shown::of(task));
                 continue;
             };
             let shown = self.shown.entry(task.id).or_insert(Shown::NOTHING);
             if shown.ended.is_none() {
-                shown.show_progress(task, |delivery| line.push_later(delivery));
+                shown.show_progress(task, resume.unseen_from(), |delivery| line.push_later(delivery));
                 shown.show_status(task, |delivery| line.push_later(delivery));
             }
         }
@@ -247,7 +253,7 @@ impl SessionStreams {
 
 impl super::ResultStream {
     fn hears_elsewhere(&self) -> bool {
-        self.elsewhere.load(std::sync::atomic::Ordering::Relaxed)
+        self.elsewhere.load(Ordering::Relaxed)
     }
 
     fn hears_of_task(&self, session: Option<SessionId>) -> bool {

@@ -126,7 +126,8 @@ pub(super) struct Meter {
     in_value: bool,
     key: Vec<u8>,
     value: Vec<u8>,
-    value_start: usize,
+    /// From where to where the value goes, without the spaces around it, which are not kept of it either.
+    extent: Option<(usize, usize)>,
     found: Outline,
 }
 
@@ -149,6 +150,12 @@ impl Meter {
     }
 
     fn byte(&mut self, byte: u8) {
+        let is_around =
+            !self.in_string && (byte.is_ascii_whitespace() || (self.depth == 1 && matches!(byte, b',' | b'}' | b']')));
+        if self.in_value && !is_around {
+            let from = self.extent.map_or(self.seen, |(from, _)| from);
+            self.extent = Some((from, self.seen + 1));
+        }
         if self.in_string {
             if self.depth == 1 && (self.in_value || self.escaped || byte != b'"') {
                 self.keep(byte);
@@ -181,10 +188,7 @@ impl Meter {
                 }
                 self.depth = self.depth.saturating_sub(1);
             }
-            b':' if self.depth == 1 => {
-                self.in_value = true;
-                self.value_start = self.seen + 1;
-            }
+            b':' if self.depth == 1 => self.in_value = true,
             b',' if self.depth == 1 => self.end_value(),
             b' ' | b'\t' | b'\r' | b'\n' => {}
             _ if self.depth == 1 && self.in_value => self.keep(byte),
@@ -205,11 +209,12 @@ impl Meter {
             b"id" => self.found.id = Named::read(Some(&*self.value).filter(|id| id.len() <= MOST_ID)),
             b"method" => self.found.is_request = true,
             b"jsonrpc" => self.found.is_rpc = true,
-            b"result" => self.found.result = Some(self.seen - self.value_start),
+            b"result" => self.found.result = Some(self.extent.map_or(0, |(from, to)| to - from)),
             _ => {}
         }
         self.key.clear();
         self.value.clear();
+        self.extent = None;
         self.in_value = false;
     }
 
@@ -247,6 +252,9 @@ mod tests {
         for message in [
             format!(r#"{{"jsonrpc":"2.0","id":71,"result":{result}}}"#),
             format!(r#"{{"jsonrpc":"2.0","result":{result},"id": 71 }}"#),
+            // The spaces around a result are not stored with it.
+            format!(r#"{{"jsonrpc":"2.0","result" :{0}{result}{0},"id": 71 }}"#, " \t ".repeat(100)),
+            format!(r#"{{"id":71,"jsonrpc":"2.0","result":{0}{result}{0}}}"#, " ".repeat(100)),
         ] {
             let lines = read(&format!("one\n{message}\ntwo\n"), 64).await;
             let long = Outline {

@@ -220,6 +220,9 @@ impl Opening<'_> {
         let engine = &self.front.state.engine;
         match &kind {
             StreamKind::Session => self.session_stream(Some(resume)).await,
+            StreamKind::Result { .. } if engine.is_cancelled(resume.stream) => {
+                Rejection::EventUnknown.to_response(None)
+            }
             StreamKind::Result { task, request } => {
                 let asked = Asked::in_session(request.clone(), true, false);
                 match engine.open_result_stream(self.caller, *task, asked, Some(resume)).await {

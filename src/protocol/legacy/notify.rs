@@ -160,6 +160,7 @@ mod tests {
             session: None,
             progress_token: None,
             progress: None,
+            progress_at: Timestamp::from_micros(1_796_000_000_000_001),
             id: TaskId::new(),
             context: ContextId::new(),
             tool: "t".to_owned(),

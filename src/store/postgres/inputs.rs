@@ -88,6 +88,7 @@ pub const ONE_LESS: Many = &["
     )
     SELECT task AS id FROM lessened"];
 
+/// An id that was sent before goes on only while no other has been sent since, and no answer to it was refused.
 pub const HOLD: Many = &["
     WITH held AS (
         UPDATE task_inputs i SET delivery = w.id, node = w.node, holder = w.session
@@ -97,21 +98,22 @@ pub const HOLD: Many = &["
         ) AS w (task, id, input, session, stream, sequence, node, purpose, now)
         JOIN task_live l ON l.task = w.task
         WHERE i.id = w.input AND i.task = w.task AND i.state = 0 AND (
-            CASE WHEN w.purpose = 0 THEN i.node IS NULL AND i.client_task IS NULL
+            CASE WHEN w.purpose = 0
+                THEN i.client_task IS NULL AND (i.node IS NULL OR (i.node = w.node AND i.delivery = w.id))
             ELSE i.client_task IS NOT NULL AND (i.node IS NULL OR (i.node = w.node AND i.holder = w.session)) END
-        )
+        ) AND (i.delivery = w.id OR NOT EXISTS (SELECT 1 FROM input_deliveries d WHERE d.id = w.id))
         RETURNING w.*, i.context
     )
     INSERT INTO input_deliveries (id, input, task, context, session, stream, sequence, purpose, created)
     SELECT id, input, task, context, session, stream, sequence, purpose, now FROM held
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (id) DO UPDATE SET sequence = EXCLUDED.sequence
     RETURNING id"];
 
 pub const LAST_DELIVERIES: Many = &["
     SELECT d.id
-    FROM unnest($1::uuid[]) AS w (id)
+    FROM unnest($1::uuid[], $2::uuid[]) AS w (id, node)
     JOIN input_deliveries d ON d.id = w.id
-    JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node IS NOT NULL"];
+    JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node = w.node"];
 
 pub const TASKS_OF_DELIVERIES: Many = &["
     SELECT DISTINCT d.task AS id FROM unnest($1::uuid[]) AS w (id) JOIN input_deliveries d ON d.id = w.id"];

@@ -10,7 +10,7 @@ pub const NEWS: &str = news! {
         NULL::bigint AS granted_ttl, NULL::bigint AS poll_interval, NULL::bigint AS expires,
         NULL::text AS tool, NULL::text AS message, NULL::text AS progress_token, NULL::text AS progress,
         NULL::text AS params, NULL::text AS client_task, NULL::text AS subject, NULL::text AS payload,
-        NULL::uuid AS delivery, NULL::uuid AS holder
+        NULL::uuid AS delivery, NULL::uuid AS holder, NULL::bigint AS progress_at
     FROM unnest($1::uuid[]) AS w (id)
     WHERE NOT EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id)",
     // A list of ids is one array.

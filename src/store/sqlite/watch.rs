@@ -26,7 +26,7 @@ pub const NEWS: &str = news! {
         NULL AS granted_ttl, NULL AS poll_interval, NULL AS expires,
         NULL AS tool, NULL AS message, NULL AS progress_token, NULL AS progress,
         NULL AS params, NULL AS client_task, NULL AS subject, NULL AS payload,
-        NULL AS delivery, NULL AS holder
+        NULL AS delivery, NULL AS holder, NULL AS progress_at
     FROM task_ids w
     WHERE NOT EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id)",
     // Those that were cut above.
