@@ -31,7 +31,8 @@ impl Host for Takes {
         panic!("it is not asked while the work waits: {question:?}")
     }
 
-    async fn takes_round(&self, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
+    async fn takes_round(&self, upstream: &str, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
+        assert_eq!(upstream, "remote");
         self.0.lock().unwrap().push((asked.to_vec(), state.cloned()));
         true
     }

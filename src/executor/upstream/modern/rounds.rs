@@ -110,7 +110,7 @@ impl Rounds<'_> {
             }
             let seed: [&[u8]; 2] = [&seed, &round.to_be_bytes()];
             let named: Vec<_> = asked.requests.iter().map(|asked| (asked.name(), question(asked, &seed))).collect();
-            if self.host.takes_round(&named, asked.state.as_ref()).await {
+            if self.host.takes_round(self.link.upstream(), &named, asked.state.as_ref()).await {
                 return Ok(Ended::Asked);
             }
             if asked.state.is_some() {
