@@ -199,3 +199,25 @@ async fn a_call_whose_headers_change_all_the_time_goes_out_twice() {
     assert_eq!(remote.messages("tools/call").len(), 2);
     world.upstreams.stop().await;
 }
+
+// Each refusal counted as a failure of what is followed, which was then taken up again a minute after a break.
+#[tokio::test]
+async fn many_that_are_refused_do_not_delay_what_is_followed_after_a_break() {
+    let (_remote, world, mut opened) = picky(&Arc::default()).await;
+    let context = ContextId::new();
+    assert!(is_fine(&follow(&world, context, "x://1").await));
+    let uris: Vec<_> = (0..12).map(|n| format!("bad:{n}")).collect();
+    futures_util::future::join_all(uris.iter().map(|uri| follow(&world, context, uri))).await;
+    let mut last = None;
+    while let Ok(next) = opened.try_recv() {
+        last = Some(next);
+    }
+    let (write, _, uris) = last.expect("it is followed");
+    assert_eq!(uris, set(["x://1"]));
+    // It may have been left for the same again.
+    drop(write.send(broken()));
+    drop(write);
+    let (_write, _, uris) = within("another one", opened.recv()).await.unwrap();
+    assert_eq!(uris, set(["x://1"]));
+    world.upstreams.stop().await;
+}

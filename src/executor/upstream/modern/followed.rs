@@ -18,7 +18,7 @@ use crate::protocol::scan::string_value;
 use crate::protocol::splice::{items, member, quoted};
 
 /// How many parts of a set are asked for at most before the rest of it counts as refused.
-const MOST_PARTS: usize = 64;
+const MOST_PARTS: usize = 256;
 
 /// What is followed over one link.
 #[derive(Default)]

@@ -163,8 +163,10 @@ pub(super) struct Pauses {
 impl Pauses {
     /// Waits after one that ended; `lasted` is how long it was acknowledged.
     pub(super) async fn after(&mut self, lasted: Option<Duration>) {
-        self.failures = if lasted.is_some_and(|lasted| lasted >= SHORT) { 1 } else { self.failures + 1 };
-        sleep(backoff(self.failures, u32::from_le_bytes(random_bytes()))).await;
+        let failures = if lasted.is_some_and(|lasted| lasted >= SHORT) { 1 } else { self.failures + 1 };
+        sleep(backoff(failures, u32::from_le_bytes(random_bytes()))).await;
+        // Not where something else was to be tried before that.
+        self.failures = failures;
     }
 }
 
