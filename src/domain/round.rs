@@ -27,6 +27,8 @@ pub struct PassedState {
     /// Names it when it is spent.
     pub id: TaskId,
     pub expires: Timestamp,
+    /// Who asked: nobody else is given the answers.
+    pub upstream: String,
     /// The upstream's own state, the JSON string that arrived; it may give none.
     pub theirs: Option<RawJson>,
 }
@@ -73,7 +75,7 @@ const MAC_BYTES: usize = 32;
 const PASSED: &str = "p.";
 /// What is authenticated before that of a parked call.
 const PARKED: &str = "c.";
-const PASSED_BODY_BYTES: usize = 16 + 8;
+const PASSED_BODY_BYTES: usize = 16 + 8 + 8;
 
 impl StateKey {
     #[must_use]
@@ -120,6 +122,8 @@ impl StateKey {
         let mut bytes = Vec::new();
         bytes.extend(state.id.as_uuid().as_bytes());
         bytes.extend(state.expires.micros().to_be_bytes());
+        bytes.extend((state.upstream.len() as u64).to_be_bytes());
+        bytes.extend(state.upstream.as_bytes());
         bytes.extend(state.theirs.as_ref().map_or("", RawJson::as_str).as_bytes());
         let mac = self.mac(context, request, PASSED, &bytes).finalize().into_bytes();
         bytes.extend(mac);
@@ -139,11 +143,14 @@ impl StateKey {
         let (body, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;
         self.mac(context, request, PASSED, body).verify_slice(mac).ok()?;
         let (head, theirs) = body.split_at_checked(PASSED_BODY_BYTES)?;
-        let (id, expires) = head.split_at(16);
-        let theirs = std::str::from_utf8(theirs).ok()?;
+        let (id, head) = head.split_at(16);
+        let (expires, upstream) = head.split_at(8);
+        let upstream = usize::try_from(u64::from_be_bytes(upstream.try_into().ok()?)).ok()?;
+        let (upstream, theirs) = std::str::from_utf8(theirs).ok()?.split_at_checked(upstream)?;
         Some(PassedState {
             id: TaskId::from_uuid(Uuid::from_slice(id).ok()?),
             expires: Timestamp::from_micros(i64::from_be_bytes(expires.try_into().ok()?)),
+            upstream: upstream.to_owned(),
             theirs: (!theirs.is_empty()).then(|| RawJson::trusted(theirs)),
         })
     }
@@ -200,7 +207,8 @@ mod tests {
     fn the_state_of_a_passed_round_holds_what_its_upstream_gave() {
         let (key, context, request, _, parked) = sealed();
         for theirs in [None, Some(RawJson::trusted(r#""s\u0000 é""#))] {
-            let state = PassedState { id: TaskId::new(), expires: Timestamp::from_micros(7), theirs };
+            let (expires, upstream) = (Timestamp::from_micros(7), "bücher".to_owned());
+            let state = PassedState { id: TaskId::new(), expires, upstream, theirs };
             let text = key.seal_passed(context, &request, &state);
             assert_eq!(key.open_passed(context, &request, &text), Some(state));
             assert_eq!(key.open(context, &request, &text), None);

@@ -22,6 +22,7 @@ impl Engine {
     pub async fn call(self: &Arc<Self>, caller: &Caller, call: ToolCall, asked: Asked) -> Result<Stream, Refusal> {
         self.refuse_while_draining()?;
         let tool = self.wanted_tool(&call)?;
+        asked.may_be_passed_to(&tool.upstream)?;
         // A caller to whom tasks were not offered cannot ask for one: such a tool runs plainly (CAP-07).
         if tool.mode == TaskMode::Always && caller.tasks_enabled {
             return Err(Refusal::TaskRequired { tool: call.name });
@@ -68,10 +69,18 @@ impl Engine {
         // Held to the end of the work, which may outlast its client, and until a large answer has been taken.
         let place = self.waiters.place(caller.auth.id())?;
         let entry = self.streams.in_flight.enter(caller.session, &asked.request);
+        let (passed, by, here) = (asked.passed.clone(), caller.clone(), Arc::clone(self));
         let (stream, host) = self.open_call(caller, asked, token, entry.stop());
         host.hold(place);
         self.waiters.arrived.notify_one();
-        let work = lifecycle::spawn("call", work(host.clone(), entry.stop()));
+        let work = work(host.clone(), entry.stop());
+        let work = lifecycle::spawn("call", async move {
+            // Nothing refuses it any more.
+            if let Some(passed) = passed {
+                here.spend_passed(&by, &passed).await?;
+            }
+            work.await
+        });
         let engine = Arc::clone(self);
         lifecycle::spawn("end of call", async move {
             let called = work.await.unwrap_or_else(|_| Ok(panicked()));

@@ -64,6 +64,7 @@ impl Engine {
     ) -> Result<Directed, Refusal> {
         self.refuse_while_draining()?;
         let tool = self.wanted_tool(&call)?;
+        asked.may_be_passed_to(&tool.upstream)?;
         if tool.mode == TaskMode::Always && !caller.tasks_enabled {
             return Err(Refusal::TaskRequired { tool: call.name });
         }
@@ -88,6 +89,9 @@ impl Engine {
                 return self.keyed_call(caller, call, asked, tool, Some(grace)).map(Directed::Stream);
             }
             return self.call_with_grace(caller, call, asked, tool, grace).map(Directed::Stream);
+        }
+        if let Some(passed) = &asked.passed {
+            self.spend_passed(caller, passed).await?;
         }
         self.create_told(caller, call).await.map(Directed::Task)
     }

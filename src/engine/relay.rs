@@ -46,6 +46,12 @@ impl Engine {
         self.refuse_while_draining()?;
         let route = route(&self.shelf(), &errand)?;
         if let (Some(request), Some((wanted, upstreams))) = (asked.by_rounds.clone(), route.clone()) {
+            // Of several that might have it the one that asked has the answers.
+            let upstreams: Vec<_> =
+                upstreams.into_iter().filter(|upstream| asked.may_be_passed_to(upstream).is_ok()).collect();
+            if upstreams.is_empty() {
+                return Err(Refusal::BadState);
+            }
             let capabilities = caller.capabilities.clone();
             let relay = Relay { context: caller.auth.id(), upstreams, wanted, params, capabilities };
             return self.relay_by_rounds(caller, relay, request, asked, progress_token);

@@ -88,10 +88,10 @@ pub trait Host: Send + Sync + 'static {
         self.ask(question).await
     }
 
-    /// Takes what the work asks before it can be done as its end: the caller comes back with a new call, which brings the
+    /// Takes what the work asks at this upstream before it can be done as its end: the caller comes back with a new call, which brings the
     /// answers and `state`, the JSON string with which its server goes on (MOD-12). False if the caller is to be asked while
     /// the work waits.
-    async fn takes_round(&self, _asked: &[(String, Question)], _state: Option<&RawJson>) -> bool {
+    async fn takes_round(&self, _upstream: &str, _asked: &[(String, Question)], _state: Option<&RawJson>) -> bool {
         false
     }
 

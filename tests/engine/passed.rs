@@ -24,20 +24,23 @@ async fn the_state_of_an_upstream_is_taken_once_and_in_time(database: TestDataba
     let round = async || {
         let mut stream = first(&node, &caller, call.clone()).await;
         let work = node.script.next().await;
-        assert!(work.host.takes_round(&[("k".to_owned(), form())], None).await);
+        assert!(work.host.takes_round("script", &[("k".to_owned(), form())], None).await);
         work.end(Attempt::Asked);
         match end(&mut stream).await {
             Called::Asks(round) => *round,
             other => panic!("it asks: {other:?}"),
         }
     };
-    let take = async |state: &str| node.engine.take_passed(&caller, &digest, state).await;
+    let take = async |state: &str| {
+        let Some(passed) = node.engine.open_passed(&caller, &digest, state)? else { return Ok(None) };
+        node.engine.spend_passed(&caller, &passed).await.map(|()| Some(passed))
+    };
     let (early, late) = (round().await, round().await);
     assert_ne!(early.state, late.state);
     assert_eq!(early.questions, [("k".to_owned(), form())]);
     let timeout = world.rules.rounds.timeout;
     world.clock.advance(timeout - Duration::from_micros(1));
-    assert_eq!(take(&early.state).await.unwrap().unwrap().state, None);
+    assert_eq!(take(&early.state).await.unwrap().unwrap().state(), None);
     world.clock.advance(Duration::from_micros(1));
     for state in [&early.state, &late.state] {
         assert!(matches!(take(state).await, Err(Refusal::BadState)));

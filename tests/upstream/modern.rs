@@ -1,5 +1,6 @@
 //! Upstreams of the modern era: the demo server by both transports, and peers that a test scripts.
 
+mod followed;
 mod passed;
 mod peers;
 mod probe;

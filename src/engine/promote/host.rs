@@ -178,14 +178,14 @@ impl Host for CallHost {
         self.put(Some(name), question).await
     }
 
-    async fn takes_round(&self, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
+    async fn takes_round(&self, upstream: &str, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
         let Some(request) = self.parked.as_ref().filter(|_| *self.phase.borrow() == Phase::Runs) else { return false };
         for (_, question) in asked {
             if self.plain.refuses(question).await.is_some() {
                 return false;
             }
         }
-        let round = self.engine.pass_round(self.context, request, asked, state);
+        let round = self.engine.pass_round(self.context, request, (upstream, asked), state);
         let is_taken = round.is_some();
         self.lock().passed = round;
         is_taken

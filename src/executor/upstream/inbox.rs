@@ -171,6 +171,10 @@ impl Inbox {
         state.unanswered.insert(number, context);
     }
 
+    pub(super) fn upstream(&self) -> &str {
+        &self.owner.upstream
+    }
+
     pub(super) fn lists_changed(&self) -> &Notify {
         &self.owner.lists_changed
     }

@@ -122,6 +122,11 @@ impl Link {
         self.table.why_closed()
     }
 
+    /// The upstream's name in the configuration.
+    pub(super) fn upstream(&self) -> &str {
+        self.table.inbox().upstream()
+    }
+
     /// Completes when the upstream has said that one of its lists changed.
     pub(super) async fn lists_changed(&self) {
         self.table.lists_changed().await;

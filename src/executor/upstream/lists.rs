@@ -78,6 +78,15 @@ pub(super) async fn read_all(link: &Link, stop: &CancellationToken) -> Result<Li
     Ok(lists)
 }
 
+/// The definition of one tool as the upstream lists it now; `None` if it does not, or not so that it could be offered.
+///
+/// # Errors
+/// If its tools cannot be read.
+pub(super) async fn tool_now(link: &Link, name: &str, stop: &CancellationToken) -> Result<Option<RawJson>, String> {
+    let (listed, _) = read_one(link, Kind::Tool, stop).await?;
+    Ok(listed.into_iter().find(|tool| tool.name == name).map(|tool| tool.definition))
+}
+
 /// All pages of one list, and what of it cannot be offered.
 async fn read_one(link: &Link, kind: Kind, stop: &CancellationToken) -> Result<(Vec<Listed>, Vec<LeftOut>), String> {
     let (mut listed, mut left_out) = (Vec::new(), Vec::new());

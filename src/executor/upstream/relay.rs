@@ -147,10 +147,7 @@ async fn exchange_modern(
     let followed = match &relay.wanted {
         Wanted::Subscription(uri) => tokio::select! {
             biased;
-            () = stop.cancelled() => {
-                link.resources.remove(uri);
-                return Err(NoReply::Stopped);
-            }
+            () = stop.cancelled() => return Err(NoReply::Stopped),
             added = link.resources.add(link.table(), uri) => added,
         },
         Wanted::EndOfSubscription(uri) => {
@@ -227,7 +224,8 @@ pub(super) async fn set_level(link: &Link, level: LogLevel) -> bool {
 
 pub(super) async fn subscribe(link: &Link, uri: &str) -> bool {
     if link.is_modern() {
-        return timeout(ASIDE_LIMIT, link.resources.add(link.table(), uri)).await.is_ok_and(|added| added.is_ok());
+        link.resources.want(link.table(), uri);
+        return true;
     }
     aside(link, "resources/subscribe", &RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(uri)))).await
 }

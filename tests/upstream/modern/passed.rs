@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use taskhold::domain::ids::ContextId;
 use taskhold::domain::input::{Answer, Question};
 use taskhold::domain::json::RawJson;
+use taskhold::domain::question::problem;
 use taskhold::domain::work::UpstreamTask;
 use taskhold::executor::{Attempt, Event, Executor as _, Host, Relay, Unasked, Wanted};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +31,8 @@ impl Host for Takes {
         panic!("it is not asked while the work waits: {question:?}")
     }
 
-    async fn takes_round(&self, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
+    async fn takes_round(&self, upstream: &str, asked: &[(String, Question)], state: Option<&RawJson>) -> bool {
+        assert_eq!(upstream, "remote");
         self.0.lock().unwrap().push((asked.to_vec(), state.cloned()));
         true
     }
@@ -89,4 +91,24 @@ async fn what_a_server_asks_ends_the_request_and_its_state_comes_back_in_a_new_o
         assert_eq!(retry.body["params"]["inputResponses"], expected);
         assert_eq!(retry.body["params"]["requestState"], "sealed\n");
     }
+}
+
+// Bug: this era has no ids of URLs, without which a question for one does not fit: its round was kept here, not passed on.
+#[tokio::test]
+async fn a_url_is_passed_on_as_a_question_that_can_be_asked() {
+    let (_remote, world) = peer(async |seen| {
+        let url = json!({ "mode": "url", "message": "go", "url": "https://example.com/" });
+        let asks = json!({ "resultType": "input_required",
+            "inputRequests": { "u": { "method": "elicitation/create", "params": url } } });
+        (seen.rpc() == "tools/call").then(|| whole(&seen.response(&asks)))
+    })
+    .await;
+    let host = Arc::new(Takes::default());
+    let mut call = world.prepare(ContextId::new(), "t", "{}");
+    call.capabilities = RawJson::trusted(r#"{"elicitation":{"url":{}}}"#);
+    let end = within("an end", world.upstreams.run(call, host.clone(), CancellationToken::new())).await;
+    assert_eq!(end, Attempt::Asked);
+    let taken = host.0.lock().unwrap().remove(0);
+    assert_eq!(problem(&taken.0[0].1), None);
+    world.upstreams.stop().await;
 }

@@ -374,7 +374,7 @@ async fn each_key_of_a_task_is_asked_once_and_answered_until_it_is_taken() {
 }
 
 /// The stream of a subscription, with its acknowledgement.
-fn listening(seen: &Seen) -> (tokio::sync::mpsc::UnboundedSender<std::io::Result<String>>, Response) {
+pub fn listening(seen: &Seen) -> (tokio::sync::mpsc::UnboundedSender<std::io::Result<String>>, Response) {
     let (write, response) = stream();
     let params = json!({
         "_meta": { format!("{PREFIX}/subscriptionId"): seen.body["id"] },
@@ -385,7 +385,7 @@ fn listening(seen: &Seen) -> (tokio::sync::mpsc::UnboundedSender<std::io::Result
     (write, response)
 }
 
-fn news(method: &str, id: &Value, mut params: Value) -> std::io::Result<String> {
+pub fn news(method: &str, id: &Value, mut params: Value) -> std::io::Result<String> {
     params["_meta"] = json!({ format!("{PREFIX}/subscriptionId"): id });
     Ok(event(&json!({ "jsonrpc": "2.0", "method": method, "params": params }).to_string()))
 }
@@ -476,6 +476,8 @@ async fn resources_that_are_followed_share_one_subscription_and_tell_their_news(
     assert_eq!(updated.as_str(), r#"{"n":1.0,"uri":"x://2"}"#, "without the subscription, which is ours");
     let refused = relay(Wanted::Subscription("x://none".to_owned())).await;
     assert!(error(&refused)["message"].as_str().unwrap().contains("not that one"), "{refused:?}");
+    let (second, id, wanted) = within("what is left", said.recv()).await.unwrap();
+    assert_eq!(wanted, ["x://1", "x://2"]);
     // The server ends it by its result, too.
     let ended = json!({ "jsonrpc": "2.0", "id": id, "result": { "resultType": "complete" } });
     second.send(Ok(event(&ended.to_string()))).unwrap();

@@ -3,6 +3,7 @@
 use crate::domain::json::RawJson;
 use crate::domain::log_level::LogLevel;
 use crate::domain::round::RequestDigest;
+use crate::engine::{Passed, Refusal};
 
 /// How a request's answer may travel, and what may come before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Asked {
     /// What makes it the same request when it comes again with what its answer asked for; `None` if that may not ask
     /// (MOD-12).
     pub by_rounds: Option<RequestDigest>,
+    /// Set if it comes back from a round that its upstream keeps itself. Spent when the request is run.
+    pub passed: Option<Passed>,
     pub logs: Logs,
 }
 
@@ -25,7 +28,22 @@ impl Asked {
     /// A request in a session of the handshake era: its work outlasts its client.
     #[must_use]
     pub const fn in_session(request: String, takes_events: bool, is_call: bool) -> Self {
-        Self { request, takes_events, is_call, ends_with_client: false, by_rounds: None, logs: Logs::OfSession }
+        Self {
+            request,
+            takes_events,
+            is_call,
+            ends_with_client: false,
+            by_rounds: None,
+            passed: None,
+            logs: Logs::OfSession,
+        }
+    }
+
+    /// # Errors
+    /// [`Refusal::BadState`] if it brings the answers to what another upstream has asked.
+    pub(in crate::engine) fn may_be_passed_to(&self, upstream: &str) -> Result<(), Refusal> {
+        let is_fine = self.passed.as_ref().is_none_or(|passed| passed.is_for(upstream));
+        is_fine.then_some(()).ok_or(Refusal::BadState)
     }
 }
 

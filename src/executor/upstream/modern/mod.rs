@@ -3,11 +3,13 @@
 //! Only what differs is here; links, their carriers, lists and names are those of both eras. To add a request whose result
 //! may be other than complete: a line in [`expected`].
 
+mod followed;
 mod listen;
 mod rounds;
 mod tasks;
 
-pub(super) use self::listen::{Resources, Subscriptions, follow_lists, take_notification};
+pub(super) use self::followed::Resources;
+pub(super) use self::listen::{Subscriptions, follow_lists, take_notification};
 pub(super) use self::rounds::{Ended, Rounds};
 pub(super) use self::tasks::{abandon, follow};
 

@@ -13,13 +13,17 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::super::link::Link;
+use super::super::lists::tool_now;
 use super::super::requests::{NoReply, Outbound, Reply};
-use super::Said;
+use super::{Said, argument_headers};
 use crate::domain::ids::random_bytes;
 use crate::domain::input::{Answer, InputKind, Question};
 use crate::domain::json::RawJson;
 use crate::executor::{Host, Unasked};
+use crate::protocol::jsonrpc::error_code;
 use crate::protocol::modern::client::{InputRequest, InputRequired, ResultType, input_responses, result_type};
+use crate::protocol::modern::errors::HEADER_MISMATCH;
+use crate::protocol::modern::param_headers::declared;
 use crate::protocol::scan::string_value;
 use crate::protocol::splice::{member, quoted, set_members};
 
@@ -65,15 +69,27 @@ impl Rounds<'_> {
         let seed = random_bytes::<16>();
         let mut answers = BTreeMap::new();
         let (mut number, mut retry) = (self.call, None);
-        for round in 0..MOST_ROUNDS {
+        let mut said = self.said.clone();
+        let mut is_read_again = false;
+        let mut round = 0;
+        while round < MOST_ROUNDS {
             let params = retry.as_ref().unwrap_or(self.params);
             let request = Outbound {
                 call: Some(self.call),
-                said: self.said.clone(),
+                said: said.clone(),
                 ..Outbound::new(number, self.method, Some(params))
             };
             let result = match self.link.request(request, self.stop).await {
                 Ok(Reply::Result(result)) => result,
+                Ok(Reply::Error(error)) if !is_read_again && error_code(&error) == Some(HEADER_MISMATCH) => {
+                    is_read_again = true;
+                    match self.headers_now().await {
+                        Some(headers) if headers != said.arguments => said.arguments = headers,
+                        _ => return Ok(Ended::Reply(Reply::Error(error))),
+                    }
+                    number = self.link.next_number();
+                    continue;
+                }
                 Ok(reply) => return Ok(Ended::Reply(reply)),
                 Err(NoReply::NotSent(how)) if round > 0 => return Err(NoReply::Lost(how)),
                 Err(why) => return Err(why),
@@ -92,8 +108,9 @@ impl Rounds<'_> {
                 let how = format!("it asks {} things at once, more than {}", asked.requests.len(), self.most_open);
                 return Ok(Ended::Reply(Reply::Broken(how)));
             }
-            let named: Vec<_> = asked.requests.iter().map(|asked| (asked.name(), asked.question.clone())).collect();
-            if self.host.takes_round(&named, asked.state.as_ref()).await {
+            let seed: [&[u8]; 2] = [&seed, &round.to_be_bytes()];
+            let named: Vec<_> = asked.requests.iter().map(|asked| (asked.name(), question(asked, &seed))).collect();
+            if self.host.takes_round(self.link.upstream(), &named, asked.state.as_ref()).await {
                 return Ok(Ended::Asked);
             }
             if asked.state.is_some() {
@@ -102,7 +119,7 @@ impl Rounds<'_> {
             let gathered = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return Err(NoReply::Stopped),
-                gathered = self.gather(&asked.requests, &seed, round) => gathered,
+                gathered = self.gather(&asked.requests, named, round) => gathered,
             };
             match gathered {
                 Ok(gathered) => answers.extend(gathered),
@@ -110,23 +127,41 @@ impl Rounds<'_> {
             }
             retry = Some(self.retried(&answers, asked.state.as_ref()));
             number = self.link.next_number();
+            round += 1;
         }
         Ok(Ended::Reply(Reply::Broken(format!("it asked for input more than {MOST_ROUNDS} times"))))
+    }
+
+    /// The headers that repeat arguments of this call, by the tool as its server lists it now: a call that was refused for them
+    /// did not run. `None` if there is no such tool, or none of it can be read.
+    async fn headers_now(&self) -> Option<Vec<(String, String)>> {
+        if self.method != "tools/call" || self.link.is_process() {
+            return None;
+        }
+        // Whoever calls it next is not to be refused as well.
+        self.link.table().lists_may_have_changed();
+        let name = member(self.params.as_str(), "name").and_then(string_value)?;
+        match tool_now(self.link, &name, self.stop).await {
+            Ok(tool) => Some(argument_headers(&declared(&tool?).ok()?, self.params)),
+            Err(why) => {
+                tracing::debug!("the tools of an upstream that refused a call's headers cannot be read again: {why}");
+                None
+            }
+        }
     }
 
     /// The answers of one round. An error where the caller gives one that cannot be passed on.
     async fn gather(
         &self,
         requests: &[InputRequest],
-        seed: &[u8],
+        named: Vec<(String, Question)>,
         round: u32,
     ) -> Result<Vec<(String, RawJson)>, RawJson> {
         if requests.is_empty() {
             sleep(PAUSE * (1 << round.min(MOST_DOUBLED))).await;
         }
-        let answers = join_all(requests.iter().map(async |request| {
-            let question = question(request, &[seed, &round.to_be_bytes()]);
-            let answer = self.host.ask_named(&request.name(), question).await;
+        let answers = join_all(requests.iter().zip(named).map(async |(request, (name, question))| {
+            let answer = self.host.ask_named(&name, question).await;
             (request.key.clone(), sendable(request.question.kind, answer))
         }));
         answers.await.into_iter().map(|(key, answer)| Ok((key, answer?))).collect()

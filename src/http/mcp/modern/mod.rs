@@ -18,7 +18,7 @@ use tracing::Instrument;
 use super::answer::{self, Ending};
 use crate::domain::context::AuthContext;
 use crate::domain::json::RawJson;
-use crate::engine::{Asked, Caller, Logs, Retry};
+use crate::engine::{Asked, Caller, Logs, Passed, Retry};
 use crate::http::Front;
 use crate::http::error::Rejection;
 use crate::http::error::modern::Refused;
@@ -108,8 +108,8 @@ pub(super) struct Exchange<'a> {
     pub(super) meta: RequestMeta,
     /// An object with a `_meta`.
     pub(super) params: RawJson,
-    /// Whether its state is the upstream's.
-    is_passed: bool,
+    /// Set if its state is the upstream's.
+    passed: Option<Passed>,
 }
 
 impl<'a> Exchange<'a> {
@@ -143,11 +143,11 @@ impl<'a> Exchange<'a> {
             takes_requests: false,
             tasks_enabled,
         };
-        Ok(Self { front, caller, headers, accepts, id: request.id, method, meta, params, is_passed: false })
+        Ok(Self { front, caller, headers, accepts, id: request.id, method, meta, params, passed: None })
     }
 
     async fn serve(mut self) -> Result<Response, Refused> {
-        self.take_passed().await?;
+        self.open_passed()?;
         match self.method {
             Method::Discover => self.discover(),
             Method::ToolsList => self.tools_list(),
@@ -165,19 +165,19 @@ impl<'a> Exchange<'a> {
     }
 
     /// A request that comes back from a round which its upstream keeps goes on there as one of its own (MOD-12).
-    async fn take_passed(&mut self) -> Result<(), Refused> {
+    fn open_passed(&mut self) -> Result<(), Refused> {
         let Some(digest) = rounds::digest(self.method, &self.params) else { return Ok(()) };
         let Some((state, _)) = rounds::retry(&self.params)? else { return Ok(()) };
-        if let Some(passed) = self.front.state.engine.take_passed(&self.caller, &digest, &state).await? {
-            self.params = rounds::passed_on(&self.params, passed.state.as_ref());
-            self.is_passed = true;
+        if let Some(passed) = self.front.state.engine.open_passed(&self.caller, &digest, &state)? {
+            self.params = rounds::passed_on(&self.params, passed.state());
+            self.passed = Some(passed);
         }
         Ok(())
     }
 
     /// What the request brings of a round before it that is kept here.
     pub(super) fn retry(&self) -> Result<Option<Retry>, Refused> {
-        if self.is_passed {
+        if self.passed.is_some() {
             return Ok(None);
         }
         let given = rounds::retry(&self.params)?;
@@ -189,7 +189,8 @@ impl<'a> Exchange<'a> {
         let logs = self.meta.log_level()?.map_or(Logs::None, Logs::From);
         let request = self.id.as_raw().to_owned();
         let by_rounds = rounds::digest(self.method, &self.params);
-        Ok(Asked { request, takes_events: self.accepts.events, is_call, ends_with_client: true, by_rounds, logs })
+        let (takes_events, passed) = (self.accepts.events, self.passed.clone());
+        Ok(Asked { request, takes_events, is_call, ends_with_client: true, by_rounds, passed, logs })
     }
 }
 

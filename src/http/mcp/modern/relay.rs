@@ -25,7 +25,7 @@ impl Exchange<'_> {
         let token = self.meta.progress_token.clone();
         // What came of its reader's own input is nobody else's, whoever kept the round (MOD-07).
         let written = match self.method {
-            Method::ResourcesRead if self.is_passed || rounds::is_retry(&self.params) => results::contents_once,
+            Method::ResourcesRead if self.passed.is_some() || rounds::is_retry(&self.params) => results::contents_once,
             Method::ResourcesRead => results::contents,
             _ => results::complete,
         };
