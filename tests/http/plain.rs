@@ -299,7 +299,7 @@ async fn progress_of_a_plain_call_grows_and_is_thinned_and_ends_with_it() {
     work.host.tell(progress(1.0));
     work.answer("done");
     let answer = silent.await.unwrap();
-    assert_eq!(answer.header("content-type"), Some("application/json"), "a stream needs something to say: {answer:?}");
+    assert_eq!(answer.count(), 1, "nothing came before it: {answer:?}");
 }
 
 // req: CAP-10

@@ -552,9 +552,7 @@ async fn a_session_that_ended_at_another_node_is_served_no_more(database: TestDa
         assert_eq!(list(node).await, 200);
     }
     assert_eq!(client.build(Method::DELETE).send().await.unwrap().status().as_u16(), 204);
-    let ended = std::time::Instant::now();
     stream.rest().await;
     assert_eq!(list(&there.url).await, 404, "its stream was ended there");
     until("the idle node has looked", async || list(&idle.url).await == 404).await;
-    assert!(ended.elapsed() < Duration::from_secs(3), "{:?}", ended.elapsed());
 }
