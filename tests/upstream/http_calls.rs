@@ -304,7 +304,7 @@ async fn a_cancelled_call_is_told_by_its_id_and_its_stream_is_left() {
     cancelled.stop.cancel();
     assert_eq!(cancelled.end().await, Attempt::Stopped);
     until("the cancellation to arrive", || remote.messages("notifications/cancelled").len() == 1).await;
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let calls = remote.messages("tools/call");
     let call = calls.iter().find(|seen| seen.arguments()["how"] == "held").unwrap();
     let told = remote.messages("notifications/cancelled").remove(0);
