@@ -140,8 +140,7 @@ async fn a_cancel_is_acknowledged_but_for_what_is_not_there(database: TestDataba
 async fn work_that_hears_of_no_cancel_ends_all_the_same(database: TestDatabase) {
     let rules = taskhold::engine::EngineRules { grace: Duration::ZERO, ..engine_rules() };
     let brief = ToolConfig { run_limit: Some(Duration::from_millis(400)), ..ToolConfig::default() };
-    let brief =
-        UpstreamConfig { prefix: true, tools: vec![("deaf".to_owned(), brief)], ..test_tools("brief") };
+    let brief = UpstreamConfig { prefix: true, tools: vec![("deaf".to_owned(), brief)], ..test_tools("brief") };
     let gateway = Gateway::with(database, settings(), vec![test_tools("test"), brief], rules).await;
     let client = taking_tasks(&gateway.front.url);
     let call = async |tool: &str| client.call(tool, json!({ "ms": 60_000 })).await.result()["taskId"].clone();
