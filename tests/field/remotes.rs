@@ -1,5 +1,6 @@
 //! Upstreams by URL, and upstreams that are slow, gone or forgetful.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use crate::http::harness::{Gateway, engine_rules, until};
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::remote::{Remote, Sessions, broken, event, scenario, stream, whole};
+use crate::support::server::lasting_address;
 use crate::upstream::harness::{BINARY, script, settings, test_tools, within};
 
 contract! {
@@ -95,9 +97,9 @@ async fn a_task_that_is_cancelled_is_cancelled_where_it_runs(database: TestDatab
 async fn one_bad_upstream_hides_no_tools_of_others() {
     let hangs = Arc::new(AtomicBool::new(true));
     let slow = Remote::hanging(&hangs).await;
-    let refuses = Remote::start(scenario(async |_| None)).await;
-    let (address, url) = (refuses.address, refuses.url.clone());
-    drop(refuses);
+    // Nobody is there yet, and nobody else is given the port meanwhile.
+    let address: SocketAddr = lasting_address().parse().unwrap();
+    let url = format!("http://{address}/mcp");
     let mut hasty = settings();
     hasty.start_timeout = Duration::from_secs(10);
     let prefixed = |name: &str, url: &str| UpstreamConfig { prefix: true, ..UpstreamConfig::at(name, url) };

@@ -146,10 +146,10 @@ async fn a_server_by_url_is_asked_by_a_modern_request() {
 
 #[tokio::test]
 async fn of_a_server_that_answers_nothing_all_is_named_that_it_was_asked() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    // Nobody listens there any more.
-    drop(listener);
+    // Nobody listens there, and nobody else is given the port.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let url = format!("http://{}/mcp", socket.local_addr().unwrap());
     let world = World::new(vec![UpstreamConfig::at("u", &url)]).await;
     let problem = world.upstreams.status().remove(0).1.problem.unwrap();
     assert!(problem.contains("it did not answer server/discover or initialize: "), "{problem}");
