@@ -249,7 +249,7 @@ mod tests {
     // req: HTTP-12
     #[tokio::test]
     async fn a_connection_that_is_idle_after_an_answer_is_closed() {
-        let rules = ServerRules { header_timeout: Duration::from_millis(300), ..ServerRules::default() };
+        let rules = ServerRules { header_timeout: Duration::from_secs(1), ..ServerRules::default() };
         let running = start(rules, PATIENCE).await;
         let mut stream = connect(&running).await;
         running.release.notify_one();

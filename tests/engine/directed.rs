@@ -45,6 +45,8 @@ contract! {
 const CAPABLE: &str = r#"{"elicitation":{"form":{}},"roots":{}}"#;
 const FORM: &str = r#"{"message":"How many?","requestedSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]},"x":1.0e0}"#;
 const SOON: Duration = Duration::from_millis(20);
+/// Long enough for what has to come before it, on a machine that is busy.
+const LATER: Duration = Duration::from_secs(1);
 
 async fn world(database: TestDatabase) -> World {
     let mut world = World::new(database).await;
@@ -167,7 +169,8 @@ async fn a_call_that_ends_within_its_grace_makes_no_task(database: TestDatabase)
 
 // req: EXT-04, NOTE-03 (modern half), LIFE-10, LIFE-13
 async fn a_call_that_outlasts_its_grace_becomes_a_task_and_runs_on(database: TestDatabase) {
-    let world = world(database).await;
+    let mut world = World::new(database).await;
+    world.rules.grace = LATER;
     let (node, caller) = (world.node().await, caller(&world, "a").await);
     let with_token = taskhold::engine::ToolCall { progress_token: Some(RawJson::trusted("7")), ..call("once") };
     let Directed::Stream(mut stream) = node.engine.call_directed(&caller, with_token, asked()).await.unwrap() else {
@@ -344,7 +347,8 @@ async fn a_drain_hands_a_promoted_call_back(database: TestDatabase) {
 
 // req: KEEP-07, KEEP-10 (of calls that became tasks)
 async fn what_runs_at_an_upstream_goes_on_when_its_call_became_a_task(database: TestDatabase) {
-    let world = world(database).await;
+    let mut world = World::new(database).await;
+    world.rules.grace = LATER;
     let theirs = UpstreamTask {
         id: "\"their-id\"".to_owned(),
         session: Some("s".to_owned()),

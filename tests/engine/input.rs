@@ -337,7 +337,8 @@ async fn past_its_deadline_a_question_is_an_error_to_the_work(database: TestData
 // req: INPUT-11
 async fn a_deadline_and_an_answer_agree_on_who_was_first(database: TestDatabase) {
     let mut world = World::new(database).await;
-    world.rules.input.timeout = Some(Duration::from_secs(2));
+    // All that comes before it has to be stored by then.
+    world.rules.input.timeout = Some(Duration::from_secs(5));
     let (here, there, caller) = (world.node().await, world.node().await, capable(&world, "a").await);
     let Asking { task, work, asked, input } = asking(&world, &here, &caller, "once").await;
     let unanswered = ask(&work, form_about("And?"));

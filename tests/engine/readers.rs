@@ -97,9 +97,13 @@ async fn a_reader_that_does_not_go_on_holds_no_other_up(database: TestDatabase) 
     let task = node.create(&caller, "once").await.id;
     node.script.next().await.answer("done");
     until_ended(&node, &caller, &[task]).await;
-    // It begins to read, and then its client takes nothing: nobody polls it.
-    let mut stuck = Box::pin(answered(&node, &caller, task, 1));
-    assert!((&mut stuck).now_or_never().is_none());
+    // It begins to read, and then its client takes nothing: nobody polls it. One that has it all at once is not stuck.
+    let stuck = loop {
+        let mut reader = Box::pin(answered(&node, &caller, task, 1));
+        if (&mut reader).now_or_never().is_none() {
+            break reader;
+        }
+    };
     let others = join_all((2..5).map(|id| answered(&node, &caller, task, id)));
     let others = tokio::time::timeout(Duration::from_secs(10), others).await.expect("they have it");
     let others: Vec<Answered> = others.into_iter().map(Result::unwrap).collect();

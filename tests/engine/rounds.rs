@@ -148,7 +148,7 @@ async fn what_a_call_asks_is_its_answer_and_the_same_request_goes_on(database: T
     let mut stream = first(&node, &caller, call("once")).await;
     let work = node.script.next().await;
     let answers = [ask(&work, form()), ask(&work, roots())];
-    let asks = round(&mut stream).await;
+    let asks = whole(&node, &caller, round(&mut stream).await, 2).await;
     drop(stream);
     let mut asked: Vec<_> = asks.questions.iter().map(|(_, question)| question.clone()).collect();
     asked.sort_by_key(|question| question.kind.code());
@@ -189,7 +189,7 @@ async fn what_is_missing_or_does_not_fit_is_asked_again(database: TestDatabase) 
     let mut stream = first(&node, &caller, call("once")).await;
     let work = node.script.next().await;
     let answers = [ask(&work, form()), ask(&work, roots())];
-    let mut asks = round(&mut stream).await;
+    let mut asks = whole(&node, &caller, round(&mut stream).await, 2).await;
     let key_of = |round: &Round, kind| {
         let found = round.questions.iter().find(|(_, question)| question.kind == kind);
         found.unwrap_or_else(|| panic!("{kind:?} is asked: {round:?}")).0.clone()
@@ -569,6 +569,7 @@ async fn a_call_without_tasks_ends_with_its_retry(database: TestDatabase) {
 // req: EXT-11
 async fn a_tool_asks_first_and_is_a_task_then(database: TestDatabase) {
     let mut world = World::new(database).await;
+    // What comes within it has to be stored before it is over.
     world.rules.grace = Duration::from_secs(1);
     let (node, caller) = (world.node().await, caller(&world, "a").await);
     let (asks, work, answer) = parked(&node, &caller, call("asks first")).await;

@@ -339,20 +339,22 @@ async fn a_database_that_is_away_is_not_hammered_and_comes_back() {
 async fn terminated_backends_lose_nothing_that_was_told() {
     let broken = Arc::new(Broken::new().await);
     let stop = CancellationToken::new();
-    let failures = Arc::new(AtomicU32::new(0));
+    let counts = Arc::new(Counts::default());
     let clients: Vec<_> =
-        (0..16).map(|_| spawn("client", client(Arc::clone(&broken), stop.clone(), Arc::clone(&failures)))).collect();
-    let mut terminated = 0;
-    for _ in 0..25 {
+        (0..16).map(|_| spawn("client", client(Arc::clone(&broken), stop.clone(), Arc::clone(&counts)))).collect();
+    let (mut rounds, mut terminated) = (0, 0);
+    // As many rounds as it takes on this machine until much has broken and much was made.
+    while rounds < 25 || terminated <= 50 || counts.told.load(Ordering::SeqCst) <= 100 {
+        assert!(rounds < 600, "{terminated} backends ended, {counts:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
         terminated += terminate_backends(&broken.database.url).await;
+        rounds += 1;
     }
     stop.cancel();
     let mut told = Vec::new();
     for client in clients {
         told.extend(client.await.unwrap());
     }
-    assert!(terminated > 50 && told.len() > 100, "{terminated} backends ended, {} tasks made", told.len());
     let store = open(&broken.database.url).await.system();
     for (id, outcome) in &told {
         let (task, stored) = store.outcome(broken.context, *id).await.unwrap().expect("a task that was told is there");
@@ -361,31 +363,34 @@ async fn terminated_backends_lose_nothing_that_was_told() {
             assert_eq!(task.status, Status::Ended(outcome.ending()));
         }
     }
-    let failures = failures.load(Ordering::SeqCst);
-    assert!(failures < 16 * 25, "{failures} of {} calls failed", told.len());
+    let failures = counts.failures.load(Ordering::SeqCst);
+    assert!(failures < 16 * rounds, "{failures} of {} calls failed", told.len());
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    told: AtomicU32,
+    failures: AtomicU32,
 }
 
 /// Makes and finishes tasks; answers what it was told: the ids, and the outcomes of those that were finished.
-async fn client(
-    broken: Arc<Broken>,
-    stop: CancellationToken,
-    failures: Arc<AtomicU32>,
-) -> Vec<(TaskId, Option<Outcome>)> {
+async fn client(broken: Arc<Broken>, stop: CancellationToken, counts: Arc<Counts>) -> Vec<(TaskId, Option<Outcome>)> {
     let mut told = Vec::new();
     while !stop.is_cancelled() {
         let (id, token) = (TaskId::new(), LeaseToken::new());
         let created = broken.store.create(broken.context, new_task(id, at(0), Some((broken.node, token)))).await;
         if created.is_err() {
-            failures.fetch_add(1, Ordering::SeqCst);
+            counts.failures.fetch_add(1, Ordering::SeqCst);
             continue;
         }
+        counts.told.fetch_add(1, Ordering::SeqCst);
         let outcome = Outcome::Result { json: RawJson::trusted(format!(r#"{{"of":"{id}"}}"#)), is_error: false };
         let finish = Finish { task: id, token, end: end(outcome.clone()) };
         match broken.store.finish(finish).await {
             Ok(Ended::Done(_)) => told.push((id, Some(outcome))),
             Ok(Ended::Refused) => panic!("nobody else ends {id}"),
             Err(_) => {
-                failures.fetch_add(1, Ordering::SeqCst);
+                counts.failures.fetch_add(1, Ordering::SeqCst);
                 told.push((id, None));
             }
         }

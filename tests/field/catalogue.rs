@@ -11,7 +11,7 @@ use crate::support::client::Client;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
 use crate::support::events::Events;
-use crate::upstream::catalog::listing;
+use crate::upstream::catalog::{listing, write};
 use crate::upstream::harness::{settings, test_tools};
 
 contract! {
@@ -20,7 +20,7 @@ contract! {
 }
 
 /// What a change may take to be seen.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(10);
 
 async fn names(client: &Client) -> Vec<String> {
     let tools = client.request("tools/list", json!({})).await.result()["tools"].clone();
@@ -40,7 +40,7 @@ async fn told(client: &Client, events: &mut Events, expected: &[&str]) {
 async fn the_list_follows_its_upstream_and_clients_are_told(database: TestDatabase) {
     let dir = tempfile::tempdir().unwrap();
     let (file, pid, gate) = (dir.path().join("tools"), dir.path().join("pid"), dir.path().join("gate"));
-    std::fs::write(&file, "one\n").unwrap();
+    write(&file, "one\n");
     let server = listing("u", &file);
     // It is not up before the gate opens, and can be ended by its id.
     let script = format!(
@@ -57,9 +57,9 @@ async fn the_list_follows_its_upstream_and_clients_are_told(database: TestDataba
     let mut events = Events::of_session(&client).await;
     std::fs::write(&gate, "").unwrap();
     told(&client, &mut events, &["one"]).await;
-    std::fs::write(&file, "one\ntwo\n").unwrap();
+    write(&file, "one\ntwo\n");
     told(&client, &mut events, &["one", "two"]).await;
-    std::fs::write(&file, "two\n").unwrap();
+    write(&file, "two\n");
     told(&client, &mut events, &["two"]).await;
 
     // Ended, it comes back with another list; until then the old one stays.
@@ -69,7 +69,7 @@ async fn the_list_follows_its_upstream_and_clients_are_told(database: TestDataba
         .unwrap();
     until("the end to be seen", async || !gateway.upstreams.status()[0].1.connected).await;
     assert_eq!(names(&client).await, ["two"]);
-    std::fs::write(&file, "two\nthree\n").unwrap();
+    write(&file, "two\nthree\n");
     std::fs::write(&gate, "").unwrap();
     told(&client, &mut events, &["two", "three"]).await;
     gateway.upstreams.stop().await;
@@ -78,13 +78,13 @@ async fn the_list_follows_its_upstream_and_clients_are_told(database: TestDataba
 // field case: F-GW-16
 async fn a_queued_task_for_a_tool_that_was_removed_fails_clearly(database: TestDatabase) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "one\ntwo\n").unwrap();
+    write(file.path(), "one\ntwo\n");
     let rules = EngineRules { slots: 1, ..engine_rules() };
     let gateway = Gateway::with(database, settings(), vec![listing("u", file.path()), test_tools("test")], rules).await;
     let client = gateway.client("owner").await;
     let first = client.task("deaf", json!({ "ms": 60_000 })).await;
     let (gone, kept) = (client.task("one", json!({})).await, client.task("two", json!({})).await);
-    std::fs::write(file.path(), "two\n").unwrap();
+    write(file.path(), "two\n");
     until("the new list", async || !names(&client).await.contains(&"one".to_owned())).await;
     client.cancel(&first["taskId"]).await.result();
     let failed = client.until_status(&gone["taskId"], "failed").await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskhold::engine::EngineRules;
-use taskhold::executor::upstream::{Protocol, UpstreamConfig};
+use taskhold::executor::upstream::{Protocol, ToolConfig, UpstreamConfig};
 
 use crate::http::harness::{Gateway, engine_rules, until};
 use crate::support::client::Client;
@@ -12,7 +12,7 @@ use crate::support::contract;
 use crate::support::database::TestDatabase;
 use crate::support::events::Events;
 use crate::support::modern::Modern;
-use crate::upstream::harness::{BINARY, settings};
+use crate::upstream::harness::{BINARY, PATIENCE, settings};
 use crate::upstream::http_demo::Demo;
 
 contract! {
@@ -33,7 +33,13 @@ fn upstreams(demos: &[(&'static str, &Demo, &[&'static str])]) -> Vec<UpstreamCo
             let command = command.into_iter().map(str::to_owned).collect();
             let local = UpstreamConfig::new(format!("{era}-local{tasks}"), command);
             let remote = UpstreamConfig::at(format!("{era}-remote{tasks}"), &demo.url);
-            all.extend([local, remote].map(|config| UpstreamConfig { protocol, prefix: true, ..config }));
+            // What is to become a task by itself does so soon, and nothing else, however busy the machine is.
+            let soon = ToolConfig { grace: Some(Duration::from_millis(100)), ..ToolConfig::default() };
+            let tools = vec![("sleep".to_owned(), soon)];
+            all.extend([local, remote].map(|config| {
+                let tools = tools.clone();
+                UpstreamConfig { protocol, prefix: true, tools, ..config }
+            }));
         }
     }
     all
@@ -156,7 +162,7 @@ async fn every_client_is_served_by_every_upstream(database: TestDatabase) {
     let configs = upstreams(&[("", &plain, &[]), ("-tasks", &tasks, &["--tasks"])]);
     let names: Vec<_> = configs.iter().map(|config| config.name.clone()).collect();
     let mut rules = engine_rules();
-    rules.grace = Duration::from_millis(500);
+    rules.grace = PATIENCE;
     let gateway = Gateway::with(database, settings(), configs, rules).await;
     for (client, persona) in &personas(&gateway).await {
         for upstream in &names {

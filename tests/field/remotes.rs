@@ -1,5 +1,6 @@
 //! Upstreams by URL, and upstreams that are slow, gone or forgetful.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,12 +15,16 @@ use crate::http::harness::{Gateway, engine_rules, until};
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::remote::{Remote, Sessions, broken, event, scenario, stream, whole};
+use crate::support::server::lasting_address;
 use crate::upstream::harness::{BINARY, script, settings, test_tools, within};
 
 contract! {
     a_task_that_is_cancelled_is_cancelled_where_it_runs,
     an_upstream_that_forgets_its_session_ends_its_task_honestly,
 }
+
+/// Far less than a call takes that nobody cancels, however busy the machine is.
+const SOON: Duration = Duration::from_secs(5);
 
 async fn gateway(database: TestDatabase, configs: Vec<UpstreamConfig>) -> Gateway {
     Gateway::with(database, settings(), configs, engine_rules()).await
@@ -67,7 +72,7 @@ async fn a_task_that_is_cancelled_is_cancelled_where_it_runs(database: TestDatab
     }
     let told = || lines().into_iter().find(|line| line["method"] == "notifications/cancelled");
     until("both to be told", async || remote.messages("notifications/cancelled").len() == 1 && told().is_some()).await;
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     let at_remote = remote.messages("tools/call").into_iter().find(|seen| seen.arguments()["n"] == 2).unwrap();
     let told_remote = remote.messages("notifications/cancelled").remove(0);
     assert_eq!(told_remote.body["params"]["requestId"], at_remote.body["id"]);
@@ -92,22 +97,23 @@ async fn a_task_that_is_cancelled_is_cancelled_where_it_runs(database: TestDatab
 async fn one_bad_upstream_hides_no_tools_of_others() {
     let hangs = Arc::new(AtomicBool::new(true));
     let slow = Remote::hanging(&hangs).await;
-    let refuses = Remote::start(scenario(async |_| None)).await;
-    let (address, url) = (refuses.address, refuses.url.clone());
-    drop(refuses);
+    // Nobody is there yet, and nobody else is given the port meanwhile.
+    let address: SocketAddr = lasting_address().parse().unwrap();
+    let url = format!("http://{address}/mcp");
     let mut hasty = settings();
-    hasty.start_timeout = Duration::from_secs(4);
+    hasty.start_timeout = Duration::from_secs(10);
     let prefixed = |name: &str, url: &str| UpstreamConfig { prefix: true, ..UpstreamConfig::at(name, url) };
     let configs = vec![prefixed("gone", &url), prefixed("slow", &slow.url), test_tools("test")];
+    let database = sqlite().await;
     let began = Instant::now();
-    let gateway = Gateway::unsettled(sqlite().await, hasty, configs, engine_rules()).await;
+    let gateway = Gateway::unsettled(database, hasty, configs, engine_rules()).await;
     let client = gateway.client("owner").await;
     let names = async || -> Vec<String> {
         let list = client.request("tools/list", json!({})).await.result();
         list["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
     };
     until("the good one's tools", async || names().await.contains(&"echo".to_owned())).await;
-    assert!(slow.messages("initialize").len() <= 1 && began.elapsed() < Duration::from_secs(4), "while it hangs");
+    assert!(slow.messages("initialize").len() <= 1 && began.elapsed() < Duration::from_secs(10), "while it hangs");
     let asked = Instant::now();
     assert!(names().await.iter().all(|name| !name.contains("__")));
     assert!(asked.elapsed() < Duration::from_secs(2));
@@ -285,10 +291,8 @@ async fn a_task_is_handed_out_before_its_cold_upstream_is_up() {
     let client = gateway.client("owner").await;
     let mut tasks = Vec::new();
     for (tool, arguments) in [("echo", json!({ "n": 1 })), ("t", json!({}))] {
-        let began = Instant::now();
-        let task = client.task(tool, arguments).await;
-        assert!(began.elapsed() < Duration::from_millis(500), "{tool}: {:?}", began.elapsed());
-        assert_eq!(task["status"], "working");
+        let task = within("a handle", client.task(tool, arguments)).await;
+        assert_eq!(task["status"], "working", "its upstream is not there yet");
         tasks.push(task["taskId"].clone());
     }
     std::fs::write(&go, "").unwrap();
@@ -302,7 +306,7 @@ async fn a_task_is_handed_out_before_its_cold_upstream_is_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_past_its_time_is_cancelled_at_its_upstream_whatever_progress_it_makes() {
     let remote = Remote::start(scenario(async |seen| {
-        if !seen.is_call() {
+        if !seen.is_call() || seen.arguments()["quick"] == true {
             return None;
         }
         let token = seen.body["params"]["_meta"]["progressToken"].clone();
@@ -333,6 +337,8 @@ async fn a_call_past_its_time_is_cancelled_at_its_upstream_whatever_progress_it_
         Gateway::with(sqlite().await, settings(), vec![upstream("own", 1), upstream("hard", 3600)], rules).await;
     let client = gateway.client("owner").await;
     for (tool, seconds) in [("own__t", 1), ("hard__t", 2)] {
+        // The limit is the call's: the way to its upstream is there.
+        client.call(tool, json!({ "quick": true })).await.result();
         let told = remote.messages("notifications/cancelled").len();
         let task = client.task(tool, json!({})).await;
         let error = client.result(&task["taskId"]).await.json()["error"].clone();

@@ -7,6 +7,7 @@ use taskhold::domain::clock::Timestamp;
 use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
 use taskhold::executor::Attempt;
+use taskhold::executor::upstream::{ToolConfig, UpstreamConfig};
 
 use crate::http::harness::{Gateway, Service, engine_rules, until};
 use crate::support::contract;
@@ -137,20 +138,17 @@ async fn a_cancel_is_acknowledged_but_for_what_is_not_there(database: TestDataba
 
 // field case: F-P26-09
 async fn work_that_hears_of_no_cancel_ends_all_the_same(database: TestDatabase) {
-    let rules = taskhold::engine::EngineRules {
-        grace: Duration::ZERO,
-        run_limit: Duration::from_secs(3),
-        hard_run_limit: Duration::from_secs(3),
-        ..engine_rules()
-    };
-    let gateway = Gateway::with(database, settings(), vec![test_tools("test")], rules).await;
+    let rules = taskhold::engine::EngineRules { grace: Duration::ZERO, ..engine_rules() };
+    let brief = ToolConfig { run_limit: Some(Duration::from_millis(400)), ..ToolConfig::default() };
+    let brief = UpstreamConfig { prefix: true, tools: vec![("deaf".to_owned(), brief)], ..test_tools("brief") };
+    let gateway = Gateway::with(database, settings(), vec![test_tools("test"), brief], rules).await;
     let client = taking_tasks(&gateway.front.url);
-    let call = async || client.call("deaf", json!({ "ms": 60_000 })).await.result()["taskId"].clone();
-    let id = call().await;
+    let call = async |tool: &str| client.call(tool, json!({ "ms": 60_000 })).await.result()["taskId"].clone();
+    let id = call("deaf").await;
     client.request("tasks/cancel", json!({ "taskId": id })).await.result();
     until_status(&client, &id, "cancelled").await;
     // Without a cancel the run limit is its end.
-    let failed = until_status(&client, &call().await, "failed").await;
+    let failed = until_status(&client, &call("brief__deaf").await, "failed").await;
     assert_eq!(
         (&failed["error"]["code"], &failed["error"]["data"]["reason"]),
         (&json!(-32603), &json!("run_time_exceeded"))

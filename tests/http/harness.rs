@@ -28,10 +28,10 @@ use tokio_util::sync::CancellationToken;
 use crate::support::client::Client;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::script::{Script, Tools, tool};
-use crate::upstream::harness::{settings, test_tools, within};
+use crate::upstream::harness::{PATIENCE, settings, test_tools, within};
 
-/// As much less than the 15 s of a service as the time-outs of the proxy in its test are less than a proxy's.
-pub const KEEP_ALIVE: Duration = Duration::from_millis(250);
+/// 15 s in a service.
+const KEEP_ALIVE: Duration = Duration::from_millis(250);
 pub const BODY_LIMIT: usize = 256 * 1024;
 
 /// Engine and HTTP front of one node.
@@ -242,7 +242,7 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    assert!(tokio::time::timeout(Duration::from_secs(10), poll).await.is_ok(), "this did not come about: {what}");
+    assert!(tokio::time::timeout(PATIENCE, poll).await.is_ok(), "this did not come about: {what}");
 }
 
 /// Every bearer token is the name of its caller, but `wrong` and those that were revoked. `anyone` sends none.

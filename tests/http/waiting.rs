@@ -57,15 +57,15 @@ async fn who_takes_only_json_waits_for_json() {
     let client = Client { accept: "application/json", ..service.client("owner").await };
     let task = client.task("optional", json!({})).await;
     let id = task["taskId"].clone();
-    let waiter = spawn("client", {
+    let mut waiter = spawn("client", {
         let (client, id) = (client.clone(), id.clone());
         async move { client.result(&id).await }
     });
+    let work = service.script.next().await;
     // Longer than a client that takes streams would be kept without one.
-    assert!(tokio::time::timeout(Duration::from_millis(700), service.script.next()).await.is_ok_and(|call| {
-        call.answer("late");
-        true
-    }));
+    let early = tokio::time::timeout(Duration::from_millis(700), &mut waiter).await;
+    assert!(early.is_err(), "it waits while the work runs: {early:?}");
+    work.answer("late");
     let answer = waiter.await.unwrap();
     assert_eq!(answer.header("content-type"), Some("application/json"));
     assert_eq!(answer.result()["content"][0]["text"], "late");

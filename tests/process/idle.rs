@@ -39,7 +39,7 @@ async fn an_idle_service_is_silent_and_hardly_asks(database: TestDatabase) {
 // The half of KEEP-18 that is about one node: what it has in memory it does not read.
 async fn who_waits_where_a_task_ends_is_sent_what_was_committed(database: TestDatabase) {
     let (mut server, client, _folder) = one_that_tells_its_statements(&database).await;
-    let task = client.task("sleep", json!({ "ms": 1500 })).await;
+    let task = client.task("sleep", json!({ "ms": 3_000 })).await;
     let answer = client.result(&task["taskId"]).await;
     assert!(answer.text().contains("slept"), "{answer:?}");
     server.listen_for(Duration::from_secs(1)).await;

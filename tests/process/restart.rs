@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
 
-use crate::support::client::Client;
+use crate::support::client::{Answer, Client};
 use crate::support::contract;
 use crate::support::database::TestDatabase;
 use crate::support::server::{Server, new_token};
@@ -61,21 +62,18 @@ async fn a_stop_in_order_loses_nothing(database: TestDatabase) {
     let (mut leaving, staying) = tokio::join!(Server::start(&database.url), Server::start(&database.url));
     let client = Client::connected(&leaving.url, &token).await;
     let repeatable = client.task("sleep", json!({ "ms": 60_000 })).await;
-    let finishing = client.task("charge", json!({ "file": "/dev/null", "ms": 700 })).await;
-    let waiter = tokio::spawn({
-        let (client, id) = (client.clone(), finishing["taskId"].clone());
-        async move { client.result(&id).await }
-    });
-    let stream_waiter = Client { accept: "text/event-stream", ..client.clone() };
-    let stream_waiter = tokio::spawn({
-        let id = repeatable["taskId"].clone();
-        async move { stream_waiter.result(&id).await }
-    });
-    client.until_status(&finishing["taskId"], "working").await;
+    let finishing = client.task("charge", json!({ "file": "/dev/null", "ms": 3_000 })).await;
+    let wait = async |id: &Value| {
+        let body = client.message("tasks/result", &json!({ "taskId": id }));
+        let request = client.build(Method::POST).header("content-type", "application/json");
+        request.body(body).send().await.unwrap()
+    };
+    // Each is a stream by now, so each waits.
+    let waiters = tokio::join!(wait(&finishing["taskId"]), wait(&repeatable["taskId"]));
     leaving.signal(rustix::process::Signal::TERM);
     leaving.wait_for_line("stopping").await;
     // Whoever waits is told to come again, or gets the outcome; never an error that reads as one.
-    for answer in [waiter.await.unwrap(), stream_waiter.await.unwrap()] {
+    for answer in [Answer::read(waiters.0).await, Answer::read(waiters.1).await] {
         assert!(!answer.body.contains("\"error\""), "{answer:?}");
     }
     assert!(leaving.exited().await.success());

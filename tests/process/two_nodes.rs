@@ -20,7 +20,7 @@ async fn a_task_made_at_one_node_is_served_by_the_other(database: TestDatabase) 
     let at_one = Client::connected(&here.url, &token).await;
     let at_other = at_one.at(&there.url);
 
-    let task = at_one.task("sleep", json!({ "ms": 300 })).await;
+    let task = at_one.task("sleep", json!({ "ms": 2_500 })).await;
     let id = &task["taskId"];
     assert_eq!(at_other.get(id).await.result()["status"], "working");
     assert_eq!(at_other.list().await, std::slice::from_ref(id));

@@ -147,7 +147,7 @@ async fn a_cancelled_request_is_cancelled_at_its_upstream() {
 async fn requests_of_one_context_are_bounded_and_end_at_the_run_limit() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let answers = [("prompts/list", r#""result":{"prompts":[{"name":"slow"}]}"#), ("prompts/get", "never")];
-    let rules = EngineRules { waiters_per_context: 2, run_limit: Duration::from_secs(2), ..engine_rules() };
+    let rules = EngineRules { waiters_per_context: 2, run_limit: Duration::from_secs(5), ..engine_rules() };
     let database = TestDatabase::new(Backend::Sqlite).await;
     let slow = recording("u", log.path(), r#"{"prompts":{}}"#, &answers);
     let gateway = Gateway::with(database, settings(), vec![slow], rules).await;

@@ -137,8 +137,8 @@ async fn a_changed_list_of_prompts_or_resources_is_seen() {
 while IFS= read -r line; do
   id=$(printf '%s\n' "$line" | sed -n 's/^{"jsonrpc":"2.0","id":\([0-9]*\).*/\1/p')
   case "$line" in
-    *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-11-25","capabilities":{"prompts":{"listChanged":true},"resources":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
-      ( old=$(cat "$FILE"); while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/'$(head -1 "$FILE")'/list_changed"}'; old=$new; done ) & ;;
+    *'"initialize"'*) old=$(cat "$FILE"); echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-11-25","capabilities":{"prompts":{"listChanged":true},"resources":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
+      ( while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/'$(head -1 "$FILE")'/list_changed"}'; old=$new; done ) & ;;
     *'"prompts/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"prompts":'"$(sed -n 2p "$FILE")"'}}' ;;
     *'"resources/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"resources":'"$(sed -n 3p "$FILE")"'}}' ;;
     *'"resources/templates/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32601,"message":"no"}}' ;;
@@ -147,7 +147,7 @@ done
 "#;
     let file = tempfile::NamedTempFile::new().unwrap();
     let write = |kind: &str, prompts: &str, resources: &str| {
-        std::fs::write(file.path(), format!("{kind}\n{prompts}\n{resources}\n")).unwrap();
+        crate::upstream::catalog::write(file.path(), &format!("{kind}\n{prompts}\n{resources}\n"));
     };
     write("prompts", r#"[{"name":"a"}]"#, r#"[{"uri":"x://1","name":"1"},{"uri":"x://2","name":"2"}]"#);
     let mut changing = script("changing", CHANGING);
@@ -161,11 +161,13 @@ done
     let uris = || -> Vec<String> { upstreams.shelf().resources().iter().map(|one| one.uri.clone()).collect() };
     assert_eq!((prompts(), uris()), (vec!["a".to_owned()], vec!["x://1".to_owned(), "x://2".to_owned()]));
     write("prompts", r#"[{"name":"b"}]"#, r#"[{"uri":"x://1","name":"1"},{"uri":"x://2","name":"2"}]"#);
-    until("the other prompt", || prompts() == ["b"]).await;
+    until("another list of prompts", || changes.borrow().prompts > before.prompts).await;
+    assert_eq!(prompts(), ["b"]);
     let after = *changes.borrow();
     assert_eq!((after.prompts, after.resources, after.tools), (before.prompts + 1, before.resources, before.tools));
     write("resources", r#"[{"name":"b"}]"#, r#"[{"uri":"x://3","name":"3"}]"#);
-    until("the other resource", || uris() == ["x://3"]).await;
+    until("another list of resources", || changes.borrow().resources > before.resources).await;
+    assert_eq!(uris(), ["x://3"]);
     assert_eq!(changes.borrow().resources, before.resources + 1);
     // What keeps its own URI leaves nothing behind; a name that was given is kept.
     let stored = database.store.system().catalog().await.unwrap();

@@ -196,6 +196,11 @@ impl Answer {
         self.header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"))
     }
 
+    /// How many messages it has, the answer itself and those before it.
+    pub fn count(&self) -> usize {
+        if self.is_stream() { self.body.lines().filter(|line| line.starts_with("data: {")).count() } else { 1 }
+    }
+
     /// The text of the JSON-RPC message.
     pub fn text(&self) -> &str {
         if !self.is_stream() {

@@ -104,7 +104,7 @@ impl TestDatabase {
     /// Holds the lock of an SQLite file for so long, as another program may.
     pub async fn lock(&self, time: std::time::Duration) {
         let mut connection = SqliteConnection::connect(&self.url).await.expect("connects");
-        let begin = "PRAGMA busy_timeout = 5000; BEGIN IMMEDIATE";
+        let begin = "PRAGMA busy_timeout = 60000; BEGIN IMMEDIATE";
         sqlx::raw_sql(begin).execute(&mut connection).await.expect("takes the lock");
         tokio::time::sleep(time).await;
         sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.expect("gives the lock back");

@@ -20,8 +20,8 @@ list() { sed 's/.*/{"name":"&","inputSchema":{"type":"object"}}/' "$FILE" | past
 while IFS= read -r line; do
   id=$(printf '%s\n' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
   case "$line" in
-    *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
-      ( old=$(cat "$FILE"); while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; old=$new; done ) & ;;
+    *'"initialize"'*) old=$(cat "$FILE"); echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}}'
+      ( while sleep 0.05; do new=$(cat "$FILE"); [ "$old" = "$new" ] || echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; old=$new; done ) & ;;
     *'"tools/call"'*)
       name=$(printf '%s\n' "$line" | sed -n 's/.*"name":"\([a-z]*\)".*/\1/p')
       if grep -qx "$name" "$FILE"; then echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"'$name'"}]}}'
@@ -30,6 +30,13 @@ while IFS= read -r line; do
   esac
 done
 "#;
+
+/// Writes the file at once: nobody reads a part of it.
+pub fn write(file: &std::path::Path, text: &str) {
+    let whole = file.with_extension("whole");
+    std::fs::write(&whole, text).unwrap();
+    std::fs::rename(&whole, file).unwrap();
+}
 
 pub fn listing(name: &str, file: &std::path::Path) -> UpstreamConfig {
     UpstreamConfig { env: vec![("FILE".to_owned(), file.display().to_string())], ..script(name, LISTING) }
@@ -113,7 +120,7 @@ async fn dead_and_hanging_upstreams_hide_nobody() {
         within("the good tools", changes.changed()).await.unwrap();
     }
     assert!(upstreams.tool("echo").is_some());
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let problem = || upstreams.status().into_iter().find(|(name, _)| name == "missing").unwrap().1;
     until("the failure to be noted", || problem().problem.is_some()).await;
     let status = problem();
@@ -124,12 +131,12 @@ async fn dead_and_hanging_upstreams_hide_nobody() {
 #[tokio::test]
 async fn the_list_follows_the_upstream() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "one\ntwo\n").unwrap();
+    write(file.path(), "one\ntwo\n");
     let world = World::new(vec![listing("u", file.path())]).await;
     assert_eq!(world.tool_names(), ["one", "two"]);
-    std::fs::write(file.path(), "two\nthree\n").unwrap();
+    write(file.path(), "two\nthree\n");
     until("the new list", || world.tool_names() == ["two", "three"]).await;
-    std::fs::write(file.path(), "").unwrap();
+    write(file.path(), "");
     until("the empty list", || world.tool_names().is_empty()).await;
     world.upstreams.stop().await;
 }
@@ -138,9 +145,9 @@ async fn the_list_follows_the_upstream() {
 #[tokio::test]
 async fn the_list_follows_what_a_tool_says_on_its_own_link() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "one\n").unwrap();
+    write(file.path(), "one\n");
     // Nobody tells of the change but the process that runs the tool.
-    let (before, after) = LISTING.split_once("      ( old=").unwrap();
+    let (before, after) = LISTING.split_once("      ( while").unwrap();
     let silent = format!("{before}      ;;{}", after.split_once(" & ;;").unwrap().1);
     let called = r#"*'"tools/call"'*)"#;
     let tells = r#"echo two > "$FILE"; echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'"#;
@@ -156,7 +163,7 @@ async fn the_list_follows_what_a_tool_says_on_its_own_link() {
 async fn a_cursor_that_is_no_string_is_an_error_and_null_is_none() {
     for (cursor, problem) in [("2", Some("its tools/list gives a nextCursor that is no string")), ("null", None)] {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "one\n").unwrap();
+        write(file.path(), "one\n");
         let paged = LISTING.replacen(r#"'"$(list)"']}"#, &format!(r#"'"$(list)"'],"nextCursor":{cursor}}}"#), 1);
         assert_ne!(paged, LISTING);
         let env = listing("u", file.path()).env;
@@ -171,10 +178,10 @@ async fn a_cursor_that_is_no_string_is_an_error_and_null_is_none() {
 #[tokio::test]
 async fn an_empty_list_after_a_start_replaces_no_good_one() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "one\n").unwrap();
+    write(file.path(), "one\n");
     let world = World::new(vec![listing("u", file.path())]).await;
     world.upstreams.stop().await;
-    std::fs::write(file.path(), "").unwrap();
+    write(file.path(), "");
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut config = listing("u", file.path());
     config.env.push(("LOG".to_owned(), log.path().display().to_string()));
@@ -185,7 +192,7 @@ async fn an_empty_list_after_a_start_replaces_no_good_one() {
     let asked = || std::fs::read_to_string(log.path()).unwrap().lines().count();
     until("a second look at the list", || asked() >= 2).await;
     assert_eq!(names(), ["one"]);
-    std::fs::write(file.path(), "two\n").unwrap();
+    write(file.path(), "two\n");
     let mut seen = vec![names()];
     until("the warm list", || {
         seen.push(names());

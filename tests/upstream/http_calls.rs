@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::harness::{World, error, legacy, settings, text, until, within};
 use crate::support::remote::{Remote, Scenario, Seen, broken, event, events, scenario, status, stream, whole};
+use crate::support::server::lasting_address;
 
 /// The server as an upstream of the legacy era.
 pub async fn world(remote: &Remote) -> World {
@@ -141,9 +142,9 @@ async fn what_is_no_answer_says_what_it_was_and_whether_the_call_may_have_run() 
 
 #[tokio::test]
 async fn a_server_that_is_not_there_leaves_the_call_unsent() {
-    let remote = Remote::start(scenario(async |_| None)).await;
+    let address = lasting_address().parse().unwrap();
+    let remote = Remote::start_at(address, scenario(async |_| None)).await;
     let world = world(&remote).await;
-    let address = remote.address;
     drop(remote);
     until("the port to be free", || std::net::TcpListener::bind(address).is_ok()).await;
     // A link of its own, so that no old connection helps.
@@ -304,7 +305,7 @@ async fn a_cancelled_call_is_told_by_its_id_and_its_stream_is_left() {
     cancelled.stop.cancel();
     assert_eq!(cancelled.end().await, Attempt::Stopped);
     until("the cancellation to arrive", || remote.messages("notifications/cancelled").len() == 1).await;
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let calls = remote.messages("tools/call");
     let call = calls.iter().find(|seen| seen.arguments()["how"] == "held").unwrap();
     let told = remote.messages("notifications/cancelled").remove(0);

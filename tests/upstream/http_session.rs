@@ -90,7 +90,7 @@ async fn a_session_that_is_forgotten_is_opened_anew_and_the_call_goes_on() {
         sessions.forget();
         let began = Instant::now();
         assert_eq!(text(&world.answer(context, "t", r#"{"n":2}"#).await), "fine");
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         let second: Vec<_> = remote.messages("tools/call").split_off(1);
         assert_eq!(second.len(), 2, "once in the forgotten session, once in the new one");
         assert_ne!(second[0].session(), second[1].session());

@@ -151,7 +151,7 @@ async fn a_stop_cancels_what_runs_in_the_way_that_it_was_started() {
             && !of_method(read.path(), "notifications/cancelled").is_empty()
     })
     .await;
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let cancelled = &of_method(read.path(), "tasks/cancel")[0]["params"];
     assert_eq!(cancelled["taskId"].to_string(), id);
     let notes = of_method(read.path(), "notifications/cancelled");

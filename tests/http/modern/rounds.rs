@@ -119,8 +119,9 @@ async fn a_call_asks_by_its_answer_and_goes_on_at_another_node(database: TestDat
 // field case: F-P26-13
 async fn what_a_tool_asks_first_comes_before_its_task(database: TestDatabase) {
     let mut rules = engine_rules();
-    rules.grace = Duration::from_millis(200);
-    rules.rounds.timeout = Duration::from_secs(3);
+    // What comes within them has to be stored before they are over.
+    rules.grace = Duration::from_secs(1);
+    rules.rounds.timeout = Duration::from_secs(5);
     let asks_first = Tool { ask_first: true, ..tool("asks_first", TaskMode::Always, RestartPolicy::Fail) };
     let service = Service::offering(database, rules, tools().into_iter().chain([asks_first]).collect()).await;
     let (owner, stranger) = (client(&service.url, "owner").with_tasks(), client(&service.url, "other").with_tasks());

@@ -80,7 +80,7 @@ async fn progress_and_wanted_logs_come_before_the_answer() {
     work.host.tell(progress(1.0));
     work.answer("done");
     let answer = answered.await.unwrap();
-    assert!(!answer.is_stream(), "nothing came before it: {answer:?}");
+    assert_eq!(answer.count(), 1, "nothing came before it: {answer:?}");
 }
 
 // Of MOD-12 this: no JSON-RPC request is ever sent to a modern client.
@@ -89,7 +89,11 @@ async fn a_client_of_this_era_is_sent_no_request() {
     let service = Service::on_sqlite().await;
     let client =
         Modern::new(&service.url, "owner").declaring(json!({ "elicitation": {}, "sampling": {}, "roots": {} }));
-    let answered = spawn("client", async move { client.call("optional", json!({})).await });
+    let params = json!({ "name": "optional", "arguments": {} });
+    let answered = spawn("client", {
+        let (client, params) = (client.clone(), params.clone());
+        async move { client.request("tools/call", params).await }
+    });
     let work = service.script.next().await;
     let asked: Vec<_> = InputKind::ALL
         .into_iter()
@@ -102,9 +106,22 @@ async fn a_client_of_this_era_is_sent_no_request() {
             spawn("work", async move { host.answer_to(question).await })
         })
         .collect();
-    let answer = within("what is asked", answered).await.unwrap();
-    assert!(!answer.is_stream(), "what is asked is the answer itself: {answer:?}");
-    assert_eq!(answer.result()["inputRequests"].as_object().unwrap().len(), 3);
+    let all = async {
+        let mut answer = answered.await.unwrap();
+        loop {
+            assert_eq!(answer.count(), 1, "what is asked is the answer itself: {answer:?}");
+            let round = answer.result();
+            if round["inputRequests"].as_object().unwrap().len() == 3 {
+                return;
+            }
+            // On a busy machine the last of them miss the first round.
+            let mut again = params.clone();
+            again["inputResponses"] = json!({});
+            again["requestState"] = round["requestState"].clone();
+            answer = client.request("tools/call", again).await;
+        }
+    };
+    within("everything that is asked", all).await;
     assert!(asked.iter().all(|answer| !answer.is_finished()));
 }
 
