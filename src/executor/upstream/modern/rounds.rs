@@ -110,7 +110,9 @@ impl Rounds<'_> {
             }
             let seed: [&[u8]; 2] = [&seed, &round.to_be_bytes()];
             let named: Vec<_> = asked.requests.iter().map(|asked| (asked.name(), question(asked, &seed))).collect();
-            if self.host.takes_round(self.link.upstream(), &named, asked.state.as_ref()).await {
+            // The state of a process may be one that no other process takes back: another node has another one.
+            let is_anywhere = !self.link.is_process();
+            if is_anywhere && self.host.takes_round(self.link.upstream(), &named, asked.state.as_ref()).await {
                 return Ok(Ended::Asked);
             }
             if asked.state.is_some() {
