@@ -17,6 +17,7 @@ contract! {
     a_handle_can_be_read_at_once_wherever_it_is_asked_for,
     every_question_of_a_task_has_a_key_of_its_own_over_a_kill,
     a_key_stands_for_the_same_call_over_a_kill,
+    a_round_of_a_process_of_one_node_is_answered_at_another,
     requests_about_tasks_without_their_name_are_counted_or_refused,
 }
 
@@ -140,6 +141,28 @@ async fn a_key_stands_for_the_same_call_over_a_kill(database: TestDatabase) {
     assert_eq!((&plain["resultType"], &plain["content"][0]["text"]), (&json!("complete"), &json!("charged")));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "charged\n", "it ran once");
     assert!(server.terminate().await.success());
+}
+
+// req: MOD-12
+async fn a_round_of_a_process_of_one_node_is_answered_at_another(database: TestDatabase) {
+    let folder = tempfile::tempdir().unwrap();
+    let token = new_token(&database.url, "owner").await;
+    let (here, there) = tokio::join!(node(folder.path(), &database), node(folder.path(), &database));
+    let at_one = Modern::new(&here.url, &token).declaring(json!({ "elicitation": {} }));
+    let at_other = Modern { url: there.url.clone(), ..at_one.clone() };
+    let mut params = json!({ "name": "ask", "arguments": { "n": 2 } });
+    // Each of the two nodes has a process of its own, which takes back no state of the other's.
+    for (client, answer) in [(&at_one, "first"), (&at_other, "second")] {
+        let asked = client.request("tools/call", params.clone()).await.result();
+        assert_eq!(asked["resultType"], "input_required", "{asked}");
+        let (key, _) = asked["inputRequests"].as_object().unwrap().iter().next().unwrap();
+        params["inputResponses"] = json!({ key: { "action": "accept", "content": { "answer": answer } } });
+        params["requestState"] = asked["requestState"].clone();
+    }
+    let ended = at_one.request("tools/call", params).await.result();
+    let text = ended["content"][0]["text"].as_str().unwrap();
+    assert!(["first", "second"].iter().all(|answer| text.contains(answer)), "{text}");
+    assert!(here.terminate().await.success() && there.terminate().await.success());
 }
 
 // req: EXT-10
