@@ -18,7 +18,7 @@ use crate::support::server::lasting_address;
 const CUT_AFTER: Duration = Duration::from_secs(3);
 /// Far less than a proxy that buffers takes to fill its buffer with keep-alives.
 const AT_ONCE: Duration = Duration::from_secs(10);
-/// Several times as long.
+/// Several times as long as a proxy waits for what is silent.
 const IDLE: Duration = Duration::from_secs(10);
 
 struct Nginx {

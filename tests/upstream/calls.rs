@@ -103,7 +103,7 @@ async fn the_late_answer_of_a_cancelled_call_is_ignored() {
     // The first call is answered when the second one comes, before that.
     let late = r#"
         case "$held" in
-          '') held=$id; echo held > "$LOG" ;;
+          '') held=$id; echo $id > "$LOG" ;;
           *) for each in $held $id; do
                echo '{"jsonrpc":"2.0","id":'$each',"result":{"content":[{"type":"text","text":"to '$each'"}]}}'
              done ;;
@@ -112,13 +112,15 @@ async fn the_late_answer_of_a_cancelled_call_is_ignored() {
     let world = World::new(vec![UpstreamConfig { env, ..script("late", &server(late)) }]).await;
     let context = ContextId::new();
     let mut deaf = world.call(context, "t", "{}");
-    until("the call to arrive", || !std::fs::read_to_string(file.path()).unwrap().is_empty()).await;
+    let first = || std::fs::read_to_string(file.path()).unwrap();
+    until("the call to arrive", || first().ends_with('\n')).await;
     deaf.stop.cancel();
     assert_eq!(within("the events to end", deaf.heard.events.recv()).await, None);
     assert_eq!(deaf.end().await, Attempt::Stopped);
     for _ in 0..2 {
         let answer = text(&world.answer(context, "t", "{}").await);
         assert!(answer.starts_with("to "), "{answer}");
+        assert_ne!(answer, format!("to {}", first().trim_end()));
     }
     world.upstreams.stop().await;
 }
