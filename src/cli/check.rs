@@ -77,7 +77,8 @@ async fn findings(config: &Config) -> Vec<Finding> {
             Err(error) => findings.push(Finding::bad("upstreams", format!("they cannot be tried: {error:#}"))),
         }
     } else {
-        let later = "their programs are there; they are tried once the tables are up to date";
+        let later =
+            "not tried: that takes tables that are up to date, by taskhold migrate or a start of taskhold serve";
         findings.push(Finding::good("upstreams", later));
     }
     findings

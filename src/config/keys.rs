@@ -431,7 +431,11 @@ pub const TOOL_KEYS: &[Key] = &[
         "Whether clients of revision 2026-07-28 are asked what a call of an `eager` or `always` tool asks within its `grace` \
          before it becomes a task. When not set, the tool's own hint decides.",
     ),
-    Key::unset("immediate_response", Kind::Text, "What a model is told at once when a call of it becomes a task."),
+    Key::unset(
+        "immediate_response",
+        Kind::Text,
+        "What the model of a client of revision 2025-11-25 is told at once when a call of it becomes a task.",
+    ),
 ];
 
 /// The keys of `[tenants.NAME]`, NAME being what `taskhold token create --tenant` gave.

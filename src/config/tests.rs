@@ -180,6 +180,11 @@ fn bad_values_are_refused_with_key_value_place_and_what_is_allowed() {
             "log = 1979-05-27 (taskhold.toml line 1): expected a level (error, warn, info, debug, trace, off) or a list \
              of target=level",
         ),
+        (
+            "log = \"warning\"",
+            "log = \"warning\" (taskhold.toml line 1): expected a level (error, warn, info, debug, trace, off) or a list \
+             of target=level",
+        ),
         ("tenants = 7", "tenants (taskhold.toml line 1) is not a table of tables; write [tenants.NAME]"),
         ("[upstreams]\nname = \"a\"", "upstreams (taskhold.toml line 1) is not a list of tables; write [[upstreams]]"),
         (

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tracing_subscriber::filter::LevelFilter;
+
 use super::redact::redact_url;
 
 /// What a key may hold.
@@ -136,6 +138,9 @@ impl Kind {
             Self::Endpoint => text(raw).filter(|url| is_endpoint(url)).map(Value::Text),
             Self::LogFilter => {
                 let filter = text(raw)?;
+                // A bare word is a target to it, of which everything is logged, and of the rest nothing.
+                let is_said = |part: &str| part.contains(['=', '[', ']']) || part.trim().parse::<LevelFilter>().is_ok();
+                filter.split(',').all(is_said).then_some(())?;
                 tracing_subscriber::EnvFilter::try_new(&filter).ok().map(|_| Value::Text(filter))
             }
         }

@@ -122,7 +122,12 @@ async fn a_get_opens_the_sessions_stream() {
     assert!(first.comment.is_some());
     for (accept, status) in [("application/json", 406), ("text/event-stream", 200), ("*/*", 200)] {
         let client = Client { accept, ..client.clone() };
-        assert_eq!(client.build(Method::GET).send().await.unwrap().status().as_u16(), status, "{accept}");
+        let response = client.build(Method::GET).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{accept}");
+        if status == 406 {
+            let text = response.text().await.unwrap();
+            assert!(text.contains("answers of GET are text/event-stream"), "{text}");
+        }
     }
     let nobody = Client { session: None, ..client.clone() };
     assert_eq!(nobody.build(Method::GET).send().await.unwrap().status().as_u16(), 400);

@@ -153,7 +153,7 @@ pub(super) fn asked(id: &Id, takes_events: bool, is_call: bool) -> Asked {
 /// Opens the session's stream, or goes on with one that broke (HTTP-06, HTTP-09).
 pub(super) async fn open(front: Arc<Front>, auth: AuthContext, headers: &HeaderMap) -> Response {
     if !takes_events(headers) {
-        return Rejection::NotAcceptable.to_response(None);
+        return Rejection::EventsOnly { method: "GET" }.to_response(None);
     }
     let session = match front.sessions.find(&auth, headers, front.state.engine.now()).await {
         Ok(session) => session,
