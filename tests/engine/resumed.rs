@@ -1,7 +1,6 @@
 //! Streams that go on at another node, or at this one: whose the question is that they held, and which progress was said.
 
 use futures_util::FutureExt as _;
-use taskhold::domain::clock::Clock as _;
 use taskhold::domain::ids::{DeliveryId, StreamId, TaskId};
 use taskhold::domain::input::Answer;
 use taskhold::domain::json::RawJson;
@@ -21,6 +20,7 @@ use crate::support::script::ScriptedCall;
 contract! {
     a_question_that_was_seen_stays_with_its_stream_at_another_node,
     a_result_takes_along_the_question_that_it_held,
+    of_streams_that_go_on_in_the_same_moment_one_stays,
     a_question_that_was_not_seen_is_shown_again_with_a_number_of_its_own,
     a_question_that_was_put_on_the_old_line_goes_on_under_its_id,
     what_is_let_go_by_mistake_is_held_again_in_silence,
@@ -145,6 +145,30 @@ fn questions(stream: &mut Stream) -> Vec<String> {
 
 const fn after(stream: StreamId, after: i64) -> Option<Resume> {
     Some(Resume { stream, after })
+}
+
+// req: HTTP-09
+async fn of_streams_that_go_on_in_the_same_moment_one_stays(database: TestDatabase) {
+    let asking = Asking::new(database).await;
+    let stream = asking.result_stream(&asking.here, None).await;
+    let Seen { stream, count, .. } = asking.question(&asking.here, stream).await;
+    let resume = after(stream.id(), count);
+    let one = asking.result_stream(&asking.there, resume).await;
+    let other = asking.result_stream(&asking.here, resume).await;
+    let signals = "SELECT COUNT(*) FROM signals WHERE payload IS NOT NULL";
+    until("both hints are there", async || asking.world.database.number(signals).await == 2).await;
+    asking.rounds().await;
+    let mut open = 0;
+    for mut stream in [one, other] {
+        let is_open = loop {
+            match stream.next().now_or_never() {
+                Some(Item::Message { .. }) => {}
+                ended => break ended.is_none(),
+            }
+        };
+        open += u32::from(is_open);
+    }
+    assert_eq!(open, 1);
 }
 
 // req: HTTP-09, INPUT-14

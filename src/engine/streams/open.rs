@@ -131,7 +131,8 @@ impl Engine {
             Some(resume) => self.take_back(caller, &opened, resume).await,
             None => Ok(()),
         };
-        self.session_stream_placed(context, session, resume.map(|resume| resume.stream)).await;
+        let resumed = resume.map(|resume| (resume.stream, opened.line.opened()));
+        self.session_stream_placed(context, session, resumed).await;
         taken?;
         let newest = MOST_SHOWN as u32;
         let watch = Watch { sessions: vec![session], newest, ..Watch::nothing(Timestamp::from_micros(0)) };
@@ -194,7 +195,7 @@ impl Engine {
         if let Some(resume) = resume {
             let place = opened.place();
             let taken = self.take_back(caller, &place, resume).await;
-            self.signal_resumed(task.context, resume.stream);
+            self.signal_resumed(task.context, resume.stream, place.line.opened());
             taken?;
             self.streams.lock().is_ready(place.key);
         }

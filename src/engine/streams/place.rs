@@ -38,7 +38,7 @@ impl Engine {
         self: &Arc<Self>,
         context: ContextId,
         session: SessionId,
-        resumed: Option<StreamId>,
+        resumed: Option<(StreamId, Timestamp)>,
     ) {
         self.signal_stream(context, session, resumed);
         if self.streams.was_placed(session) {
@@ -147,13 +147,13 @@ impl Engine {
     }
 
     /// Another node says that the session's stream is there now, or not any more; that it goes on with a stream that may
-    /// be here still. It was `said` then, and may be heard after the client has come back here.
+    /// be here still. This may be heard after the client has come back here.
     pub(super) fn stream_moved(
         self: &Arc<Self>,
         context: ContextId,
         session: Option<SessionId>,
-        resumed: Option<StreamId>,
-        said: Timestamp,
+        resumed: Option<(StreamId, Timestamp)>,
+        node: NodeId,
     ) {
         let engine = Arc::clone(self);
         lifecycle::spawn("stream moved", async move {
@@ -162,17 +162,19 @@ impl Engine {
             }
             // The client may have come back here since.
             let is_here = session.is_some_and(|session| engine.streams.has_turn(session));
-            if let Some(stream) = resumed.filter(|_| !is_here) {
-                engine.let_stream_go(context, stream, said);
+            if let Some((stream, opened)) = resumed.filter(|_| !is_here) {
+                engine.let_stream_go(context, stream, (opened, node));
             }
         });
     }
 
     /// A stream that was here goes on at another node: what it holds, that one may have.
-    fn let_stream_go(self: &Arc<Self>, context: ContextId, stream: StreamId, said: Timestamp) {
+    fn let_stream_go(self: &Arc<Self>, context: ContextId, stream: StreamId, there: (Timestamp, NodeId)) {
+        let here = self.membership.node();
         let held = {
             let mut state = self.streams.lock();
-            let Some((key, line)) = state.close_stream(context, stream, said) else { return };
+            let is_later = |opened: Timestamp| (opened, here) > there;
+            let Some((key, line)) = state.close_stream(context, stream, is_later) else { return };
             let held = Streams::let_go_of(&mut state, key, stream);
             for (delivery, _) in &held {
                 // Its client may read on here, what is shown there.
@@ -289,15 +291,20 @@ impl ResultStream {
 }
 
 impl State {
-    /// Ends a stream of this node, unless it was opened after `said`; its key, and its line.
-    fn close_stream(&mut self, context: ContextId, stream: StreamId, said: Timestamp) -> Option<(u64, Arc<Line>)> {
+    /// Ends a stream of this node, unless that was opened later than another node's; its key, and its line.
+    fn close_stream(
+        &mut self,
+        context: ContextId,
+        stream: StreamId,
+        is_later: impl Fn(Timestamp) -> bool,
+    ) -> Option<(u64, Arc<Line>)> {
         let mut sessions = self.sessions.values().filter(|streams| streams.context == context);
         let opened = sessions.find_map(|streams| streams.open.iter().find(|opened| opened.stream == stream));
         let opened = opened.map(|opened| (opened.key, &opened.line));
         let result =
             self.results.values().flatten().find(|result| result.stream == stream && result.context == context);
         let (key, line) = opened.or_else(|| result.map(|result| (result.key, &result.line)))?;
-        (line.opened() <= said).then(|| line.close())?;
+        (!is_later(line.opened())).then(|| line.close())?;
         Some((key, Arc::clone(line)))
     }
 }

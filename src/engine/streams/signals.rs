@@ -197,16 +197,22 @@ impl Engine {
         self.streams.ended.has(session)
     }
 
-    /// Others look where the session's stream is; whichever has the stream that is resumed here lets it go.
-    pub(super) fn signal_stream(self: &Arc<Self>, context: ContextId, session: SessionId, resumed: Option<StreamId>) {
+    /// Others look where the session's stream is; whichever has the stream that was resumed here, before, lets it go.
+    pub(super) fn signal_stream(
+        self: &Arc<Self>,
+        context: ContextId,
+        session: SessionId,
+        resumed: Option<(StreamId, Timestamp)>,
+    ) {
         let node = self.membership.node().to_string();
-        let resumed = resumed.map(|id| RawJson::from_value(&id.to_string().into()));
+        let resumed = resumed.map(|resumed| RawJson::from_value(&resumed_payload(resumed)));
         self.signal(SignalKind::SessionStream, context, Some(session), node, resumed);
     }
 
     /// The same for the stream of a `tasks/result`.
-    pub(super) fn signal_resumed(self: &Arc<Self>, context: ContextId, resumed: StreamId) {
-        let (node, resumed) = (self.membership.node().to_string(), RawJson::from_value(&resumed.to_string().into()));
+    pub(super) fn signal_resumed(self: &Arc<Self>, context: ContextId, resumed: StreamId, opened: Timestamp) {
+        let node = self.membership.node().to_string();
+        let resumed = RawJson::from_value(&resumed_payload((resumed, opened)));
         self.signal(SignalKind::SessionStream, context, None, node, Some(resumed));
     }
 
@@ -308,9 +314,12 @@ impl Engine {
                 self.streams.end_session(session);
                 self.tend_subscriptions();
             }
-            (SignalKind::SessionStream, session, resumed) if subject.parse() != Ok(self.membership.node()) => {
-                let resumed = resumed.and_then(|json| serde_json::from_str::<String>(json.as_str()).ok()?.parse().ok());
-                self.stream_moved(context, session, resumed, created);
+            (SignalKind::SessionStream, session, resumed) => {
+                let node = subject.parse().ok().filter(|node| *node != self.membership.node());
+                if let Some(node) = node {
+                    let resumed = resumed.and_then(|json| read_resumed(&json));
+                    self.stream_moved(context, session, resumed, node);
+                }
             }
             _ => {}
         }
@@ -334,6 +343,17 @@ impl Streams {
 
 fn bytes_of(signal: &Signal) -> usize {
     signal.subject.len() + signal.payload.as_ref().map_or(0, RawJson::len)
+}
+
+/// What others are told of a stream that was resumed here: which it is, and since when.
+fn resumed_payload((stream, opened): (StreamId, Timestamp)) -> serde_json::Value {
+    serde_json::json!({ "stream": stream.to_string(), "opened": opened.micros() })
+}
+
+fn read_resumed(payload: &RawJson) -> Option<(StreamId, Timestamp)> {
+    let payload: serde_json::Value = serde_json::from_str(payload.as_str()).ok()?;
+    let stream = payload["stream"].as_str()?.parse().ok()?;
+    Some((stream, Timestamp::from_micros(payload["opened"].as_i64()?)))
 }
 
 fn read_answer(payload: &RawJson) -> Option<Answer> {
