@@ -139,7 +139,8 @@ async fn a_resource_stays_wanted_when_the_first_of_two_who_wait_for_it_leaves() 
     .await;
     let context = ContextId::new();
     let mut slow = Box::pin(follow(&world, context, "slow://1"));
-    let busy = until("the slow one to be asked for", || remote.messages("subscriptions/listen").iter().any(|_| true));
+    let is_asked = || remote.messages("subscriptions/listen").iter().filter_map(asked).count() > 0;
+    let busy = until("the slow one to be asked for", is_asked);
     tokio::select! {
         biased;
         answer = &mut slow => panic!("{answer:?}"),
