@@ -75,7 +75,7 @@ impl Engine {
         self.waiters.arrived.notify_one();
         let work = work(host.clone(), entry.stop());
         let work = lifecycle::spawn("call", async move {
-            // Nothing refuses it any more.
+            // Nothing refuses it any more: one that its key may refuse brings none here.
             if let Some(passed) = passed {
                 here.spend_passed(&by, &passed).await?;
             }

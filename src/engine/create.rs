@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::runner::Slot;
-use super::{Caller, Created, Engine, Refusal, ToolCall};
+use super::{Caller, Created, Engine, Passed, Refusal, ToolCall};
 use crate::domain::ids::{LeaseToken, TaskId};
 use crate::domain::lease::Lease;
 use crate::domain::mode::TaskMode;
@@ -29,6 +29,17 @@ impl Engine {
         call: ToolCall,
         ttl_ms: Option<u64>,
     ) -> Result<Created, Refusal> {
+        self.create_passed(caller, call, ttl_ms, None).await
+    }
+
+    /// The same for a call that may come back from a round: that is spent when nothing can refuse the call any more.
+    pub(super) async fn create_passed(
+        self: &Arc<Self>,
+        caller: &Caller,
+        call: ToolCall,
+        ttl_ms: Option<u64>,
+        passed: Option<Passed>,
+    ) -> Result<Created, Refusal> {
         self.refuse_while_draining()?;
         let tool = self.wanted_tool(&call)?;
         if tool.mode == TaskMode::Never {
@@ -36,10 +47,15 @@ impl Engine {
         }
         self.check_arguments(&tool, &call).await?;
         if call.key.is_some() {
-            return self.keyed_task(caller, call, ttl_ms, &tool).await;
+            return self.keyed_task(caller, call, (ttl_ms, passed), &tool).await;
         }
         let (engine, caller) = (Arc::clone(self), caller.clone());
-        let commit = async move { engine.commit_task(&caller, call, ttl_ms, &tool).await };
+        let commit = async move {
+            if let Some(passed) = passed {
+                engine.spend_passed(&caller, &passed).await?;
+            }
+            engine.commit_task(&caller, call, ttl_ms, &tool).await
+        };
         lifecycle::spawn("create", commit).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::parked::Waits;
 use super::streams::{Asked, Stream};
-use super::{Called, Caller, Created, Engine, Refusal, ToolCall};
+use super::{Called, Caller, Created, Engine, Passed, Refusal, ToolCall};
 use crate::domain::json::RawJson;
 use crate::domain::task::Task;
 use crate::domain::work::{CallKey, NewTask};
@@ -32,12 +32,12 @@ impl Engine {
         self: &Arc<Self>,
         caller: &Caller,
         call: ToolCall,
-        ttl_ms: Option<u64>,
+        (ttl_ms, passed): (Option<u64>, Option<Passed>),
         tool: &Arc<Tool>,
     ) -> Result<Created, Refusal> {
         let (engine, caller, tool) = (Arc::clone(self), caller.clone(), Arc::clone(tool));
         let make = async move {
-            let found = engine.under_key(&caller, &call, ttl_ms, &tool, false).await?;
+            let found = engine.under_key(&caller, &call, (ttl_ms, passed), &tool, false).await?;
             engine.show_keyed(&caller, &found).await?;
             Ok(Created { task: found.task, immediate_response: tool.immediate_response.clone() })
         };
@@ -55,13 +55,15 @@ impl Engine {
     ) -> Result<Stream, Refusal> {
         let (engine, by) = (Arc::clone(self), caller.clone());
         // Its client finds it again by the key.
-        let asked = Asked { ends_with_client: false, ..asked };
+        let mut asked = Asked { ends_with_client: false, ..asked };
+        // The key may refuse it yet.
+        let passed = asked.passed.take();
         let by_rounds = asked.by_rounds.clone().filter(|_| grace.is_none());
         self.begin(caller, asked, None, move |_, stop| async move {
             let may_be_asked = grace.is_some() || by_rounds.is_some();
             // A task cannot be asked for by who takes none: nobody could answer its questions.
             let by = if may_be_asked { by } else { Caller { capabilities: RawJson::trusted("{}"), ..by } };
-            let found = engine.under_key(&by, &call, None, &tool, true).await?;
+            let found = engine.under_key(&by, &call, (None, passed), &tool, true).await?;
             if let Some(request) = by_rounds {
                 let call = found.task.id;
                 let waits = Waits { caller: by, call, request, round: 0, becomes: None, is_alone: false };
@@ -133,12 +135,12 @@ impl Engine {
         Ok(())
     }
 
-    /// What is stored under the call's key, made now if there is nothing.
+    /// What is stored under the call's key, made now if there is nothing: then what was passed is spent.
     pub(super) async fn under_key(
         self: &Arc<Self>,
         caller: &Caller,
         call: &ToolCall,
-        ttl_ms: Option<u64>,
+        (ttl_ms, mut passed): (Option<u64>, Option<Passed>),
         tool: &Tool,
         parked: bool,
     ) -> Result<Keyed, Refusal> {
@@ -146,6 +148,15 @@ impl Engine {
         for _ in 0..TRIES {
             if let Some(found) = self.look_under_key(caller, call).await? {
                 return Ok(found);
+            }
+            if let Some(passed) = passed.take() {
+                match self.spend_passed(caller, &passed).await {
+                    // Another sending of this call may be stored since.
+                    Err(Refusal::BadState) => {
+                        return self.look_under_key(caller, call).await?.ok_or(Refusal::BadState);
+                    }
+                    spent => spent?,
+                }
             }
             let slot = self.runner.take_slot_if_nobody_waits();
             let digest = digest(call);

@@ -21,7 +21,7 @@ use super::call::{cut_off, plain_call, ran_too_long};
 use super::create::{claim_of, first_state};
 use super::runner::Begun;
 use super::streams::{Asked, PlainHost, Stream};
-use super::{Called, Caller, Created, Engine, Refusal, ToolCall};
+use super::{Called, Caller, Created, Engine, Passed, Refusal, ToolCall};
 use crate::domain::ids::TaskId;
 use crate::domain::mode::TaskMode;
 use crate::domain::outcome::Outcome;
@@ -90,20 +90,22 @@ impl Engine {
             }
             return self.call_with_grace(caller, call, asked, tool, grace).map(Directed::Stream);
         }
-        if let Some(passed) = &asked.passed {
-            self.spend_passed(caller, passed).await?;
-        }
-        self.create_told(caller, call).await.map(Directed::Task)
+        self.create_told(caller, call, asked.passed).await.map(Directed::Task)
     }
 
     /// Creates a task that is cancelled if its caller is not told of it.
-    async fn create_told(self: &Arc<Self>, caller: &Caller, call: ToolCall) -> Result<Created, Refusal> {
+    async fn create_told(
+        self: &Arc<Self>,
+        caller: &Caller,
+        call: ToolCall,
+        passed: Option<Passed>,
+    ) -> Result<Created, Refusal> {
         // Nothing of it can be relayed once the task was returned (NOTE-03).
         let call = ToolCall { progress_token: None, ..call };
         let (engine, caller, is_keyed) = (Arc::clone(self), caller.clone(), call.key.is_some());
         // What it answers is dropped with the wait for it.
         let making = lifecycle::spawn("create", async move {
-            let created = engine.create_task(&caller, call, None).await;
+            let created = engine.create_passed(&caller, call, None, passed).await;
             // One under a key is found again by it.
             let told_of = created.as_ref().ok().filter(|_| !is_keyed);
             let untold = told_of.map(|created| Untold { engine, task: Some(created.task.id) });

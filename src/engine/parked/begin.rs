@@ -115,7 +115,9 @@ impl Engine {
     ) -> Result<Stream, Refusal> {
         let (engine, by, is_alone) = (Arc::clone(self), caller.clone(), call.key.is_none());
         // A client finds one that has a key again by that.
-        let asked = Asked { ends_with_client: asked.ends_with_client && is_alone, ..asked };
+        let mut asked = Asked { ends_with_client: asked.ends_with_client && is_alone, ..asked };
+        // The key may refuse it yet.
+        let passed = if is_alone { None } else { asked.passed.take() };
         self.begin(caller, asked, None, move |_, stop| async move {
             // Nothing of it can be relayed once the task was returned (NOTE-03).
             let call = ToolCall { progress_token: None, ..call };
@@ -126,7 +128,7 @@ impl Engine {
                 let made = engine.commit_new(&by, NewTask { keyed, ..new }, slot).await?;
                 made.ok_or_else(|| StoreError::BrokenRow("a call was not written".into()))?
             } else {
-                engine.under_key(&by, &call, None, &tool, true).await?.task
+                engine.under_key(&by, &call, (None, passed), &tool, true).await?.task
             };
             let becomes = Some(Becomes::of(&tool, engine.rules.grace));
             let waits = Waits { caller: by, call: task.id, request, round: 0, becomes, is_alone };

@@ -222,20 +222,20 @@ pub(super) async fn set_level(link: &Link, level: LogLevel) -> bool {
     aside(link, "logging/setLevel", &params).await
 }
 
-pub(super) async fn subscribe(link: &Link, uri: &str) -> bool {
+pub(super) async fn subscribe(link: &Link, uri: &str) {
     if link.is_modern() {
         link.resources.want(link.table(), uri);
-        return true;
+        return;
     }
-    aside(link, "resources/subscribe", &RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(uri)))).await
+    aside(link, "resources/subscribe", &RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(uri)))).await;
 }
 
-pub(super) async fn unsubscribe(link: &Link, uri: &str) -> bool {
+pub(super) async fn unsubscribe(link: &Link, uri: &str) {
     if link.is_modern() {
         link.resources.remove(uri);
-        return true;
+        return;
     }
-    aside(link, "resources/unsubscribe", &RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(uri)))).await
+    aside(link, "resources/unsubscribe", &RawJson::trusted(format!(r#"{{"uri":{}}}"#, quoted(uri)))).await;
 }
 
 async fn aside(link: &Link, method: &'static str, params: &RawJson) -> bool {

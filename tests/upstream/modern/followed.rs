@@ -120,6 +120,46 @@ async fn until_refused(world: &World, context: ContextId, uri: &str) {
     within("a refusal", async { while is_fine(&follow(world, context, uri).await) {} }).await;
 }
 
+// Bug: of two who waited for one resource the first one took it with him when he left, and the second one was never answered.
+#[tokio::test]
+async fn a_resource_stays_wanted_when_the_first_of_two_who_wait_for_it_leaves() {
+    let gate = tokio::sync::watch::Sender::new(false);
+    let open = gate.clone();
+    let (remote, world) = peer(move |seen| {
+        let mut open = open.subscribe();
+        async move {
+            if asked(&seen)?.contains("slow://1") {
+                open.wait_for(|is_open| *is_open).await.unwrap();
+            }
+            let (write, response) = listening(&seen);
+            tokio::spawn(async move { write.closed().await });
+            Some(response)
+        }
+    })
+    .await;
+    let context = ContextId::new();
+    let mut slow = Box::pin(follow(&world, context, "slow://1"));
+    let is_asked = || remote.messages("subscriptions/listen").iter().filter_map(asked).count() > 0;
+    let busy = until("the slow one to be asked for", is_asked);
+    tokio::select! {
+        biased;
+        answer = &mut slow => panic!("{answer:?}"),
+        () = busy => {}
+    }
+    let mut first = Box::pin(follow(&world, context, "x://2"));
+    let mut second = Box::pin(follow(&world, context, "x://2"));
+    // Enough turns for both to wait for it, in this order.
+    for _ in 0..100 {
+        assert!(futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending());
+        tokio::task::yield_now().await;
+    }
+    drop(first);
+    gate.send_replace(true);
+    let (slow, second) = tokio::join!(slow, second);
+    assert!(is_fine(&slow) && is_fine(&second), "{slow:?}, {second:?}");
+    world.upstreams.stop().await;
+}
+
 fn tool_with(header: &str) -> Value {
     json!({ "tools": [{ "name": "t", "inputSchema": { "type": "object", "properties": {
         "region": { "type": "string", "x-mcp-header": header } } } }] })

@@ -28,27 +28,34 @@ pub(in super::super) struct Resources {
 
 #[derive(Clone)]
 struct Desk {
-    wanted: watch::Sender<BTreeSet<String>>,
+    wanted: watch::Sender<Wanted>,
     decided: watch::Sender<Decided>,
+}
+
+/// What is to be followed. No entry is idle.
+type Wanted = BTreeMap<String, Want>;
+
+/// Why a resource is wanted.
+#[derive(Default)]
+struct Want {
+    /// How many wait for what the upstream says of it.
+    wishes: usize,
+    /// Whether it is followed from now on, waited for or not.
+    is_kept: bool,
 }
 
 /// What the upstream said of each resource that is wanted: that it tells of it, or why not.
 type Decided = BTreeMap<String, Result<(), String>>;
 
 impl Resources {
-    /// Follows a resource from now on; one that is not followed is not wanted any more, nor is one that is not waited for,
+    /// Follows a resource from now on; one that is not followed is not wanted any more, nor is one that nobody waits for,
     /// unless it was before.
     ///
     /// # Errors
     /// Why the upstream does not tell of it.
     pub(in super::super) async fn add(&self, table: &Arc<Table>, uri: &str) -> Result<(), String> {
         let desk = self.desk(table);
-        let is_new = desk.wanted.send_if_modified(|wanted| wanted.insert(uri.to_owned()));
-        let mut wish = Wish { desk: &desk, uri: is_new.then_some(uri) };
-        if is_new {
-            // Of another time.
-            desk.decided.send_if_modified(|decided| decided.remove(uri).is_some());
-        }
+        let wish = desk.wish(uri);
         let mut decided = desk.decided.subscribe();
         let answer = decided.wait_for(|decided| decided.contains_key(uri));
         let answer = tokio::select! {
@@ -57,21 +64,21 @@ impl Resources {
         };
         let answer = answer.unwrap_or_else(|| Err(table.why_closed()));
         if answer.is_ok() {
-            wish.uri = None;
-            // Another one who wished for it may have left meanwhile.
-            desk.wanted.send_if_modified(|wanted| wanted.insert(uri.to_owned()));
+            desk.keep(uri);
         }
+        drop(wish);
         answer
     }
 
     /// Wants a resource followed, as soon as the upstream takes it.
     pub(in super::super) fn want(&self, table: &Arc<Table>, uri: &str) {
-        self.desk(table).wanted.send_if_modified(|wanted| wanted.insert(uri.to_owned()));
+        self.desk(table).keep(uri);
     }
 
+    /// Follows a resource no longer, unless somebody still waits to follow it.
     pub(in super::super) fn remove(&self, uri: &str) {
         if let Some(desk) = &*self.lock() {
-            desk.wanted.send_if_modified(|wanted| wanted.remove(uri));
+            desk.take_back(uri, |want| want.is_kept = false);
         }
     }
 
@@ -79,7 +86,7 @@ impl Resources {
     fn desk(&self, table: &Arc<Table>) -> Desk {
         let mut desk = self.lock();
         let desk = desk.get_or_insert_with(|| {
-            let (wanted, all) = watch::channel(BTreeSet::new());
+            let (wanted, all) = watch::channel(Wanted::new());
             let desk = Desk { wanted, decided: watch::Sender::default() };
             let (table, tell) = (Arc::clone(table), desk.decided.clone());
             spawn("upstream resources", async move {
@@ -99,17 +106,49 @@ impl Resources {
     }
 }
 
+impl Desk {
+    /// Wants a resource for somebody who waits for what is decided of it.
+    fn wish<'a>(&'a self, uri: &'a str) -> Wish<'a> {
+        self.wanted.send_if_modified(|wanted| {
+            let is_new = !wanted.contains_key(uri);
+            wanted.entry(uri.to_owned()).or_default().wishes += 1;
+            if is_new {
+                // Of another time. Whoever decides cannot see the wish before this is gone, and decides after it.
+                self.decided.send_if_modified(|decided| decided.remove(uri).is_some());
+            }
+            is_new
+        });
+        Wish { desk: self, uri }
+    }
+
+    fn keep(&self, uri: &str) {
+        self.wanted.send_if_modified(|wanted| {
+            let is_new = !wanted.contains_key(uri);
+            wanted.entry(uri.to_owned()).or_default().is_kept = true;
+            is_new
+        });
+    }
+
+    /// Takes a reason back for which a resource is wanted, and with the last one the resource.
+    fn take_back(&self, uri: &str, reason: impl FnOnce(&mut Want)) {
+        self.wanted.send_if_modified(|wanted| {
+            let Some(want) = wanted.get_mut(uri) else { return false };
+            reason(want);
+            let is_idle = want.wishes == 0 && !want.is_kept;
+            is_idle && wanted.remove(uri).is_some()
+        });
+    }
+}
+
 /// A resource that is wanted for somebody who waits for the answer: taken back when it is dropped.
 struct Wish<'a> {
     desk: &'a Desk,
-    uri: Option<&'a str>,
+    uri: &'a str,
 }
 
 impl Drop for Wish<'_> {
     fn drop(&mut self) {
-        if let Some(uri) = self.uri {
-            self.desk.wanted.send_if_modified(|wanted| wanted.remove(uri));
-        }
+        self.desk.take_back(self.uri, |want| want.wishes -= 1);
     }
 }
 
@@ -145,15 +184,11 @@ impl Standing {
 }
 
 /// Keeps one subscription open to all that is wanted and that the upstream takes.
-async fn follow_resources(
-    table: Arc<Table>,
-    mut wanted: watch::Receiver<BTreeSet<String>>,
-    tell: watch::Sender<Decided>,
-) {
+async fn follow_resources(table: Arc<Table>, mut wanted: watch::Receiver<Wanted>, tell: watch::Sender<Decided>) {
     let mut pauses = Pauses::default();
     let mut standing: Option<Standing> = None;
     loop {
-        let asked = wanted.borrow_and_update().clone();
+        let asked: BTreeSet<_> = wanted.borrow_and_update().keys().cloned().collect();
         if asked.is_empty() || standing.as_ref().is_some_and(|standing| standing.ended.is_finished()) {
             standing = None;
         }
@@ -272,4 +307,71 @@ impl Settling<'_> {
 fn uris_in(honoured: &RawJson) -> BTreeSet<String> {
     let list = member(honoured.as_str(), "resourceSubscriptions").unwrap_or("[]");
     items(list).filter_map(string_value).map(std::borrow::Cow::into_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    const URI: &str = "x://1";
+
+    fn desk() -> Desk {
+        Desk { wanted: watch::Sender::default(), decided: watch::Sender::default() }
+    }
+
+    // Bug: the decision of another time was removed after the wish was seen, and with it, now and then, that of this one.
+    #[test]
+    fn what_is_decided_of_a_wish_is_not_taken_for_that_of_another_time() {
+        let (desk, is_over) = (desk(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let (mut wanted, tell, is_over) = (desk.wanted.subscribe(), desk.decided.clone(), &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    if wanted.has_changed().unwrap_or(false) {
+                        let uris: Vec<_> = wanted.borrow_and_update().keys().cloned().collect();
+                        tell.send_replace(uris.into_iter().map(|uri| (uri, Ok(()))).collect());
+                    }
+                }
+            });
+            let lost = (0..20_000).find(|_| {
+                let deadline = Instant::now() + Duration::from_secs(5);
+                let _wish = desk.wish(URI);
+                while !desk.decided.borrow().contains_key(URI) {
+                    if Instant::now() > deadline {
+                        return true;
+                    }
+                    std::thread::yield_now();
+                }
+                false
+            });
+            is_over.store(true, Ordering::SeqCst);
+            assert_eq!(lost, None, "the wish whose decision was lost");
+        });
+    }
+
+    // Bug: the first one who wished for a resource took it with him when he left, and others waited for it in vain.
+    #[test]
+    fn a_resource_is_wanted_as_long_as_anybody_waits_for_it_or_keeps_it() {
+        let desk = desk();
+        let is_wanted = || desk.wanted.borrow().contains_key(URI);
+        let (first, second) = (desk.wish(URI), desk.wish(URI));
+        drop(first);
+        assert!(is_wanted(), "the second one waits");
+        // Another one takes back what he had.
+        desk.take_back(URI, |want| want.is_kept = false);
+        assert!(is_wanted(), "the second one waits");
+        drop(second);
+        assert!(!is_wanted());
+        let wish = desk.wish(URI);
+        desk.keep(URI);
+        drop(wish);
+        assert!(is_wanted(), "it is kept");
+        desk.take_back(URI, |want| want.is_kept = false);
+        assert!(!is_wanted());
+        desk.take_back(URI, |want| want.is_kept = false);
+        assert!(desk.wanted.borrow().is_empty());
+    }
 }

@@ -146,7 +146,10 @@ impl Rounds<'_> {
         match tool_now(self.link, &name, self.stop).await {
             Ok(tool) => Some(argument_headers(&declared(&tool?).ok()?, self.params)),
             Err(why) => {
-                tracing::debug!("the tools of an upstream that refused a call's headers cannot be read again: {why}");
+                tracing::debug!(
+                    upstream.name = self.link.upstream(),
+                    "the tools of an upstream that refused a call's headers cannot be read again: {why}"
+                );
                 None
             }
         }
