@@ -184,7 +184,7 @@ impl Engine {
         store.move_subscriptions(old, node).await?;
         self.membership.reborn(node, sent);
         tracing::warn!(node.old = %old, node.id = %node, "other nodes declared this one dead; its work was stopped");
-        if let Err(error) = self.move_streams().await {
+        if let Err(error) = self.move_streams(old).await {
             tracing::warn!(%error, "streams could not be moved to the new node yet; the rounds of recovery do");
         }
         Ok(BeatOutcome::Reborn)

@@ -55,6 +55,13 @@ pub struct Hold {
     pub now: Timestamp,
 }
 
+/// A process that goes on as another node.
+#[derive(Debug, Clone, Copy)]
+pub struct Renamed {
+    pub old: NodeId,
+    pub new: NodeId,
+}
+
 /// What is sent under a JSON-RPC id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -112,6 +119,34 @@ macro_rules! delivered_columns {
     };
 }
 
+/// What a stream had last, and no other has had since; `whose` says of which nodes.
+macro_rules! lost_by_stream {
+    ($whose:literal) => {
+        concat!(
+            "SELECT d.id, d.task FROM input_deliveries d
+             JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id
+             WHERE d.stream = $1 AND d.context = $4 AND i.state = 0 AND (",
+            $whose,
+            ")"
+        )
+    };
+}
+
+/// It moves to this node.
+macro_rules! take_back {
+    ($whose:literal) => {
+        concat!(
+            "UPDATE task_inputs SET node = $2
+             WHERE state = 0 AND context = $4 AND (",
+            $whose,
+            ") AND delivery IN (SELECT d.id FROM input_deliveries d WHERE d.stream = $1 AND d.input = task_inputs.id)
+                AND id IN (SELECT d.input FROM input_deliveries d WHERE d.stream = $1)
+                AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = task_inputs.task)
+             RETURNING delivery AS id"
+        )
+    };
+}
+
 statements! {
     DELIVERED = concat!(
         "SELECT ", delivered_columns!(), "
@@ -136,19 +171,14 @@ statements! {
     FORGET_CLIENT_TASK = "
         UPDATE task_inputs SET client_task = NULL, delivery = NULL, holder = NULL
         WHERE id = $1 AND delivery = $2 AND node IS NULL AND state = 0";
-    /// What a stream had last, and no other has had since: it moves to this node, also from one that has not noticed yet. What
-    /// this node holds is left out, unless `$3` is 1: it may be on its way to a line that is gone.
-    LOST_BY_STREAM = "
-        SELECT d.id, d.task FROM input_deliveries d
-        JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id
-        WHERE d.stream = $1 AND d.context = $4 AND i.state = 0 AND (i.node IS NULL OR i.node <> $2 OR $3 = 1)";
-    TAKE_BACK = "
-        UPDATE task_inputs SET node = $2
-        WHERE state = 0 AND context = $4 AND (node IS NULL OR node <> $2 OR $3 = 1)
-            AND delivery IN (SELECT d.id FROM input_deliveries d WHERE d.stream = $1 AND d.input = task_inputs.id)
-            AND id IN (SELECT d.input FROM input_deliveries d WHERE d.stream = $1)
-            AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = task_inputs.task)
-        RETURNING delivery AS id";
+    /// Of a stream that was resumed: also from a node that has not noticed yet. What this node holds is left out, unless `$3`
+    /// is 1: it may be on its way to a line that is gone.
+    LOST_BY_STREAM = lost_by_stream!("node IS NULL OR node <> $2 OR $3 = 1");
+    TAKE_BACK = take_back!("node IS NULL OR node <> $2 OR $3 = 1");
+    /// Of a stream that goes on where it was: nothing from another node than the one that this was, `$3`. The stream may have
+    /// been resumed there.
+    KEPT_BY_STREAM = lost_by_stream!("node IS NULL OR node = $2 OR node = $3");
+    KEEP = take_back!("node IS NULL OR node = $2 OR node = $3");
     OF_STREAM = concat!(
         "SELECT ", delivered_columns!(), "
          FROM input_deliveries d
@@ -201,26 +231,32 @@ impl<D: Dialect> SqlStore<D> {
         self.gather(|reply| Write::Hold(Box::new(Job { item: Take(hold), reply }))).await
     }
 
+    /// Takes what a stream had last, from the node `kept_from` alone if that is given.
     pub(super) async fn take_back(
         &self,
         context: ContextId,
         stream: StreamId,
         node: NodeId,
-        with_own: bool,
+        kept_from: Option<NodeId>,
     ) -> Result<Vec<Delivered>> {
         // After a try whose end was lost, what is this node's may be so by that try.
-        let doubtful = AtomicBool::new(with_own);
+        let doubtful = AtomicBool::new(false);
         self.again("store.rehold_stream", move |link: Arc<Link<D>>| {
             let doubtful = doubtful.swap(true, Ordering::Relaxed);
+            let [look, take] = kept_from.map_or([LOST_BY_STREAM, TAKE_BACK], |_| [KEPT_BY_STREAM, KEEP]);
+            let wanted = move || match kept_from {
+                None => args![stream, node, doubtful, context],
+                Some(old) => args![stream, node, old, context],
+            };
             async move {
                 let mut session = link.writer().await?;
                 let mut transaction = session.begin().await?;
-                let lost = transaction.fetch(LOST_BY_STREAM, args![stream, node, doubtful, context]).await?;
+                let lost = transaction.fetch(look, wanted()).await?;
                 let tasks = lost.iter().map(|row| row.uuid("task")).collect::<std::result::Result<Vec<_>, _>>()?;
                 let mut delivered = Vec::new();
                 if !tasks.is_empty() {
                     lock_live(&mut transaction, tasks).await?;
-                    let taken = ids(&transaction.fetch(TAKE_BACK, args![stream, node, doubtful, context]).await?)?;
+                    let taken = ids(&transaction.fetch(take, wanted()).await?)?;
                     let rows = transaction.fetch(OF_STREAM, args![stream, node, context]).await?;
                     delivered = rows.iter().map(read).collect::<std::result::Result<Vec<_>, _>>()?;
                     delivered.retain(|sent| taken.contains(&sent.delivery.as_uuid()));
@@ -349,14 +385,14 @@ impl Kind for Take {
         self.0.task.as_uuid()
     }
 
-    /// Needs no other way after a doubtful try: ids are made before, so a question whose last delivery has this one, and which
-    /// this node holds, is this one's.
+    /// Needs no other way after a doubtful try: ids are made before, and an id that goes on has a number of this very try; so a
+    /// question whose last delivery has these, and which this node holds, is this one's.
     async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
         let mut transaction = session.begin().await?;
         lock_live(&mut transaction, items.iter().map(Kind::key)).await?;
         let mut held = ids(&transaction.many(D::HOLD, items.iter().map(Self::args).collect()).await?)?;
         let rest = items.iter().map(|item| &item.0).filter(|hold| !held.contains(&hold.delivery.as_uuid()));
-        let rest = rest.map(|hold| args![hold.delivery, hold.node]).collect();
+        let rest = rest.map(|hold| args![hold.delivery, hold.node, hold.sequence]).collect();
         held.extend(ids(&transaction.many(D::LAST_DELIVERIES, rest).await?)?);
         transaction.commit().await?;
         Ok(items.iter().map(|item| held.contains(&item.0.delivery.as_uuid())).collect())

@@ -9,7 +9,7 @@ use super::sql_store::SqlStore;
 use super::tasks::EndTask;
 use super::{
     Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hold, Keyed,
-    Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Result, Signal, Spend,
+    Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result, Signal, Spend,
     StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
 };
 use crate::domain::clock::Timestamp;
@@ -205,11 +205,11 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn rehold_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>> {
-        self.take_back(context, stream, node, false).await
+        self.take_back(context, stream, node, None).await
     }
 
-    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>> {
-        self.take_back(context, stream, node, true).await
+    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: Renamed) -> Result<Vec<Delivered>> {
+        self.take_back(context, stream, node.new, Some(node.old)).await
     }
 
     async fn holds_at(&self, node: NodeId) -> Result<Vec<(ContextId, TaskId, DeliveryId)>> {

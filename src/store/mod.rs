@@ -63,7 +63,7 @@ use crate::domain::session::{Session, SessionStream};
 use crate::domain::task::Task;
 use crate::domain::work::{Claim, NewTask, UpstreamTask};
 
-pub use deliveries::{Delivered, Held, Hold, Last, Purpose};
+pub use deliveries::{Delivered, Held, Hold, Last, Purpose, Renamed};
 pub use handles::{ScopedStore, Store, SystemStore};
 pub use inputs::{Afterwards, Asked, NewInput, OpenInput, Taken, Waiting};
 pub use keyed::Keyed;
@@ -74,7 +74,7 @@ pub use retention::Firsts;
 pub use rounds::{Given, Parked, Spend};
 pub use sessions::StreamPlace;
 pub use signals::{Signal, SignalKind};
-pub use watch::{Closed, News, Watch};
+pub use watch::{Closed, Closing, News, Watch};
 
 /// Why the store could not answer. "Not found" is never an error here.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -365,8 +365,8 @@ pub trait Database: Send + Sync + 'static {
     async fn forget_client_task(&self, input: InputId, last: DeliveryId) -> Result<bool>;
     /// Gives to a resumed stream, on this node now, the open questions that it had last, unless this node has them already.
     async fn rehold_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>>;
-    /// The same for a stream that goes on at its node, which has a new id; what that holds already is among them.
-    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: NodeId) -> Result<Vec<Delivered>>;
+    /// The same for a stream of a node that has a new id: what that holds already is among them, what a third node has is not.
+    async fn keep_stream(&self, context: ContextId, stream: StreamId, node: Renamed) -> Result<Vec<Delivered>>;
     /// The questions that streams of this node hold, each with its context and task.
     async fn holds_at(&self, node: NodeId) -> Result<Vec<(ContextId, TaskId, DeliveryId)>>;
     /// Takes from this node's streams the questions that they hold under these ids, so that others may have them.

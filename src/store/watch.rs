@@ -11,7 +11,7 @@ use super::sql::{Cells, Fault, args};
 use super::sql_store::SqlStore;
 use super::tasks::read_task;
 use crate::domain::clock::Timestamp;
-use crate::domain::ids::{ContextId, DeliveryId, InputId, SessionId, TaskId};
+use crate::domain::ids::{ContextId, DeliveryId, InputId, NodeId, SessionId, TaskId};
 use crate::domain::task::Task;
 
 /// The most signals of one answer, and about the bytes of their payloads: those given first.
@@ -36,6 +36,8 @@ pub struct Watch {
     pub listened: Vec<TaskId>,
     /// Deliveries that streams here hold.
     pub held: Vec<DeliveryId>,
+    /// The node of these streams: what another one has by now is told; `None`: it is not.
+    pub node: Option<NodeId>,
     /// Questions whose answers are awaited by attempts here.
     pub inputs: Vec<InputId>,
     /// Live tasks of `sessions`, `asking` and `listened` that changed at or after this are wanted.
@@ -65,6 +67,7 @@ impl Watch {
             asking: Vec::new(),
             listened: Vec::new(),
             held: Vec::new(),
+            node: None,
             inputs: Vec::new(),
             changed_since: now,
             signals_since: None,
@@ -81,8 +84,18 @@ impl Watch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closed {
     pub delivery: DeliveryId,
-    /// Whether its own answer was it that closed the question, or was refused.
-    pub is_answer: bool,
+    pub how: Closing,
+}
+
+/// How a delivery came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closing {
+    /// The question is not open any more.
+    Withdrawn,
+    /// Its own answer closed the question, or was refused; or it was sent under another id since.
+    Answered,
+    /// Another living node has it under this id: its stream goes on there.
+    Moved,
 }
 
 /// What there is.
@@ -95,7 +108,7 @@ pub struct News {
     pub changed: Vec<Task>,
     /// Open questions of `sessions` and `asking` that no stream holds.
     pub open: Vec<OpenInput>,
-    /// Of `held`: their questions are not open any more, or were put to a client under another id since.
+    /// Of `held`: their questions are not open any more, were put to a client under another id since, or are another node's.
     pub closed: Vec<Closed>,
     /// Of `inputs`: not open any more.
     pub settled: Vec<InputId>,
@@ -128,6 +141,7 @@ impl<D: Dialect> SqlStore<D> {
             uuids(listened, TaskId::as_uuid),
             uuids(watch.contexts, ContextId::as_uuid),
             watch.waiting_by,
+            watch.node,
         ];
         let mut news = News::default();
         for row in self.read("store.news", D::NEWS, wanted).await? {
@@ -150,8 +164,12 @@ fn add<R: Cells>(news: &mut News, row: &R) -> std::result::Result<(), Fault> {
         1 => news.changed.push(read_task(row)?),
         2 => news.open.push(read_open(row)?),
         3 => {
-            let is_answer = row.int("status")? == 1;
-            news.closed.push(Closed { delivery: DeliveryId::from_uuid(id), is_answer });
+            let how = match row.int("status")? {
+                1 => Closing::Answered,
+                2 => Closing::Moved,
+                _ => Closing::Withdrawn,
+            };
+            news.closed.push(Closed { delivery: DeliveryId::from_uuid(id), how });
         }
         4 => news.settled.push(InputId::from_uuid(id)),
         6 => news.over.push((ContextId::from_uuid(row.uuid("context")?), TaskId::from_uuid(id))),
@@ -218,14 +236,20 @@ macro_rules! news {
                 NULL, CASE WHEN EXISTS (
                     SELECT 1 FROM input_deliveries d JOIN task_inputs i ON i.id = d.input
                     WHERE d.id = w.id AND (i.answered_as = d.id OR i.delivery ", $is_not, " d.id)
-                ) THEN 1 ELSE 0 END, NULL, NULL, NULL, NULL, NULL,
+                ) THEN 1 WHEN EXISTS (
+                    SELECT 1 FROM input_deliveries d
+                    JOIN task_inputs i ON i.id = d.input AND i.state = 0
+                    JOIN task_live l ON l.task = i.task
+                    WHERE d.id = w.id
+                ) THEN 2 ELSE 0 END, NULL, NULL, NULL, NULL, NULL,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM ", $held_ids, "
             WHERE NOT EXISTS (
                 SELECT 1 FROM input_deliveries d
                 JOIN task_inputs i ON i.id = d.input AND i.state = 0
                 JOIN task_live l ON l.task = i.task
-                WHERE d.id = w.id AND i.delivery = d.id)
+                WHERE d.id = w.id AND i.delivery = d.id AND NOT EXISTS (
+                    SELECT 1 FROM nodes n WHERE n.id = i.node AND n.id <> $18 AND n.dead = 0))
             UNION ALL
             SELECT 4, w.id, NULL, NULL, NULL,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL,

@@ -4,7 +4,7 @@ use futures_util::FutureExt as _;
 use taskhold::domain::ids::{DeliveryId, StreamId, TaskId};
 use taskhold::domain::input::Answer;
 use taskhold::domain::json::RawJson;
-use taskhold::engine::{Asked, Caller, Delivery, Item, Resume, Stream, ToolCall};
+use taskhold::engine::{Asked, BeatOutcome, Caller, Delivery, Item, Resume, Stream, ToolCall};
 use taskhold::executor::Event;
 use taskhold::store::Held;
 
@@ -23,6 +23,8 @@ contract! {
     of_streams_that_go_on_in_the_same_moment_one_stays,
     a_question_that_was_not_seen_is_shown_again_with_a_number_of_its_own,
     a_question_that_was_put_on_the_old_line_goes_on_under_its_id,
+    a_node_that_comes_back_from_the_dead_takes_nothing_from_who_has_it,
+    a_node_lets_go_by_its_look_alone_what_has_moved,
     what_is_let_go_by_mistake_is_held_again_in_silence,
     a_question_whose_stream_moves_is_not_left_on_the_old_line,
     a_stream_that_is_leaving_is_waited_for,
@@ -54,10 +56,16 @@ struct Seen {
 
 impl Asking {
     async fn new(database: TestDatabase) -> Self {
+        Self::worked_at(database, false).await
+    }
+
+    /// The work is at this node, or at the other one.
+    async fn worked_at(database: TestDatabase, the_other: bool) -> Self {
         let world = World::new(database).await;
         let (here, there, caller) = (world.node().await, world.node_apart().await, session(&world).await);
-        let task = here.create(&caller, "once").await.id;
-        let work = here.script.next().await;
+        let worker = if the_other { &there } else { &here };
+        let task = worker.create(&caller, "once").await.id;
+        let work = worker.script.next().await;
         let answered = ask(&work);
         let asking = Self { world, caller, here, there, task, _work: work, answered };
         until("the question is open", async || asking.is_open().await).await;
@@ -266,6 +274,60 @@ async fn a_question_that_was_put_on_the_old_line_goes_on_under_its_id(database: 
     assert!(asking.is_held(&id, &asking.there).await);
     assert_eq!(asking.deliveries().await, 1);
     drop(again.stream);
+}
+
+/// A stream that was resumed at the other node while this one stood still; no hint of that is left.
+async fn moved_unheard(asking: &Asking) -> (Seen, Stream) {
+    let stream = asking.get_stream(&asking.here, None).await;
+    let seen = asking.question(&asking.here, stream).await;
+    asking.world.clock.advance(Duration::from_millis(300));
+    let resumed = asking.get_stream(&asking.there, after(seen.stream.id(), seen.count)).await;
+    let signals = "SELECT COUNT(*) FROM signals WHERE payload IS NOT NULL";
+    until("the hint is there", async || asking.world.database.number(signals).await > 0).await;
+    asking.world.database.sql("DELETE FROM signals").await;
+    (seen, resumed)
+}
+
+/// The stream here ends without a word of the question, which stays the other node's.
+async fn is_left_in_silence(asking: &Asking, Seen { mut stream, id, .. }: Seen, mut resumed: Stream) {
+    let end = async {
+        loop {
+            match stream.next().await {
+                Item::Message { delivery: Delivery::Withdrawn { .. }, .. } => panic!("it is asked on there"),
+                Item::Message { .. } => {}
+                _ => return,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), end).await.expect("the stream ends");
+    drop(stream);
+    for node in [&asking.here, &asking.there, &asking.here] {
+        node.engine.watch_once().await.unwrap();
+        assert!(asking.is_held(&id, &asking.there).await);
+    }
+    assert_eq!((questions(&mut resumed), asking.deliveries().await), (Vec::new(), 1));
+}
+
+// req: INPUT-14, KEEP-06
+async fn a_node_that_comes_back_from_the_dead_takes_nothing_from_who_has_it(database: TestDatabase) {
+    let asking = Asking::worked_at(database, true).await;
+    let (seen, resumed) = moved_unheard(&asking).await;
+    asking.there.beat_until_it_may_judge().await;
+    asking.world.database.silence_nodes(Duration::from_secs(30)).await;
+    asking.there.engine.beat_once().await.unwrap();
+    asking.there.engine.recover_once().await.unwrap();
+    assert_eq!(asking.here.engine.beat_once().await.unwrap(), BeatOutcome::Reborn);
+    assert!(asking.is_held(&seen.id, &asking.there).await);
+    is_left_in_silence(&asking, seen, resumed).await;
+}
+
+// req: INPUT-14
+async fn a_node_lets_go_by_its_look_alone_what_has_moved(database: TestDatabase) {
+    let asking = Asking::new(database).await;
+    let (seen, resumed) = moved_unheard(&asking).await;
+    assert!(asking.is_held(&seen.id, &asking.there).await);
+    asking.here.engine.watch_once().await.unwrap();
+    is_left_in_silence(&asking, seen, resumed).await;
 }
 
 // req: INPUT-14

@@ -7,7 +7,7 @@ use taskhold::domain::ids::{DeliveryId, NodeId, SessionId, StreamId};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::session::SessionStream;
-use taskhold::store::{Delivered, Held, Hold, Purpose, Watch};
+use taskhold::store::{Delivered, Held, Hold, Purpose, Renamed, Watch};
 
 use super::questions::{Running, question};
 use super::sessions::new_session;
@@ -22,6 +22,7 @@ contract! {
     a_refused_answer_sends_the_question_again,
     what_a_stream_lets_go_another_may_have,
     the_dead_hold_nothing,
+    what_a_client_made_a_task_of_is_not_sent_again,
     the_clients_own_task_is_asked_under_ids_of_its_own,
 }
 
@@ -119,11 +120,18 @@ async fn a_resumed_stream_takes_what_its_old_node_still_holds(db: TestDatabase) 
         "what it lets go later is not its"
     );
     // A node that goes on under another id is told all that its stream has.
-    let kept = work.system.keep_stream(work.context, first.stream, node).await.unwrap();
-    assert_eq!(kept.len(), 1, "also what it holds already");
     let renamed = NodeId::new();
-    assert_eq!(work.system.keep_stream(work.context, first.stream, renamed).await.unwrap().len(), 1);
+    let keep = async |old| {
+        let node = Renamed { old, new: renamed };
+        work.system.keep_stream(work.context, first.stream, node).await.unwrap().len()
+    };
+    assert_eq!(keep(work.node).await, 0, "another node than the one that it was has it");
+    assert!(held().await.eq([hold(first.delivery, node), hold(elsewhere, work.node)]));
+    assert_eq!(keep(node).await, 1);
     assert!(held().await.eq([hold(first.delivery, renamed), hold(elsewhere, work.node)]));
+    assert_eq!(keep(node).await, 1, "also what it holds already");
+    work.system.let_go(renamed, &[first.delivery]).await.unwrap();
+    assert_eq!(keep(node).await, 1, "and what nobody has");
 }
 
 // req: INPUT-14
@@ -146,7 +154,10 @@ async fn an_id_goes_on_only_while_it_is_the_last(db: TestDatabase) {
     let second = work.send(input).await;
     work.system.let_go(work.node, &[second]).await.unwrap();
     assert!(!hold(&later).await, "it was sent under another id since");
-    let again = Hold { delivery: second, ..work.hold(input) };
+    let stream = work.scoped.delivered(second).await.unwrap().unwrap().stream;
+    let elsewhere = Hold { delivery: second, ..work.hold(input) };
+    assert!(!hold(&elsewhere).await, "its client knows it from another stream");
+    let again = Hold { stream, ..elsewhere };
     assert!(hold(&again).await);
     work.scoped.refuse_answer(second).await.unwrap();
     assert!(!hold(&again).await, "its client has answered badly, and is asked anew");
@@ -233,6 +244,18 @@ async fn the_dead_hold_nothing(db: TestDatabase) {
     let open = work.scoped.open_inputs(work.task).await.unwrap();
     let held: Vec<_> = open.iter().map(|open| open.held.map(|held| held.node)).collect();
     assert_eq!(held, [None, None, Some(living)]);
+}
+
+// req: INPUT-14, CAP-08
+async fn what_a_client_made_a_task_of_is_not_sent_again(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let first = work.hold(work.ask("x", at(1)).await);
+    assert!(work.system.hold_input(first.clone()).await.unwrap());
+    assert!(work.scoped.set_client_task(first.delivery, RawJson::trusted(r#"{"taskId":"theirs"}"#)).await.unwrap());
+    let again = Hold { sequence: first.sequence + 1, ..first.clone() };
+    assert!(!work.system.hold_input(again).await.unwrap());
+    assert!(work.system.hold_input(first.clone()).await.unwrap(), "a repeated write finds itself");
+    assert_eq!(work.scoped.delivered(first.delivery).await.unwrap().unwrap().sequence, first.sequence);
 }
 
 async fn the_clients_own_task_is_asked_under_ids_of_its_own(db: TestDatabase) {

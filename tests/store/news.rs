@@ -4,7 +4,7 @@ use taskhold::domain::ids::{ContextId, DeliveryId, InputId, NodeId, SessionId, T
 use taskhold::domain::json::RawJson;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::work::NewTask;
-use taskhold::store::{Closed, News, Note, Release, Signal, SignalKind, Watch};
+use taskhold::store::{Closed, Closing, News, Note, Release, Signal, SignalKind, Watch};
 use uuid::Uuid;
 
 use super::questions::{Running, then};
@@ -18,6 +18,7 @@ contract! {
     changes_of_a_task_that_is_listened_to_are_told,
     questions_are_told_until_a_stream_has_them,
     closed_questions_are_told_to_streams_and_work,
+    questions_that_moved_are_told_to_the_node_that_had_them,
     short_tasks_of_a_session_are_told,
     a_task_that_waits_to_be_run_is_told,
     many_short_tasks_of_one_session_hide_no_others,
@@ -162,14 +163,36 @@ async fn closed_questions_are_told_to_streams_and_work(db: TestDatabase) {
     // Another stream has it now: whoever had it before does not hold it any more, and needs not be told.
     work.system.let_go(work.node, &[sent[2]]).await.unwrap();
     work.send(inputs[2]).await;
-    let closed = |at: usize, is_answer| Closed { delivery: sent[at], is_answer };
-    let over = vec![closed(0, true), closed(1, false), closed(2, true)];
+    let closed = |at: usize, how| Closed { delivery: sent[at], how };
+    let over = vec![closed(0, Closing::Answered), closed(1, Closing::Withdrawn), closed(2, Closing::Answered)];
     assert_eq!(news().await, (over.clone(), inputs[..2].to_vec()));
     work.scoped.cancel(work.task, end(Outcome::Cancelled, at(10))).await.unwrap();
-    assert_eq!(news().await, ([over, vec![closed(3, false)]].concat(), inputs.clone()));
+    assert_eq!(news().await, ([over, vec![closed(3, Closing::Withdrawn)]].concat(), inputs.clone()));
     let unknown = Watch { held: vec![DeliveryId::new()], inputs: vec![InputId::new()], ..nothing() };
     let news = work.system.watch(unknown).await.unwrap();
     assert_eq!((news.closed.len(), news.settled.len()), (1, 1));
+}
+
+// req: INPUT-14, HTTP-09
+async fn questions_that_moved_are_told_to_the_node_that_had_them(db: TestDatabase) {
+    let work = Running::new(&db).await;
+    let first = work.hold(work.ask("x", at(1)).await);
+    assert!(work.system.hold_input(first.clone()).await.unwrap());
+    let node = NodeId::new();
+    work.system.register_node(node).await.unwrap();
+    let closed = async |node| {
+        let watch = Watch { held: vec![first.delivery], node, ..nothing() };
+        work.system.watch(watch).await.unwrap().closed
+    };
+    assert_eq!(closed(Some(work.node)).await, []);
+    let moved = [Closed { delivery: first.delivery, how: Closing::Moved }];
+    assert_eq!(work.scoped.rehold_stream(first.stream, node).await.unwrap().len(), 1);
+    assert_eq!(closed(Some(work.node)).await, moved);
+    assert_eq!((closed(Some(node)).await, closed(None).await), (vec![], vec![]));
+    work.system.retire_node(node).await.unwrap();
+    assert_eq!(closed(Some(work.node)).await, [], "the dead have nothing");
+    work.system.let_go(node, &[first.delivery]).await.unwrap();
+    assert_eq!(closed(Some(work.node)).await, [], "nobody has it");
 }
 
 // req: NOTE-01

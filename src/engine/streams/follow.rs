@@ -191,7 +191,7 @@ impl Engine {
             match self.put(subject, target, sending).await {
                 Placed::At(new) => (delivery, sent) = (new, next),
                 Placed::Nowhere => return,
-                Placed::NotNow => {
+                Placed::NoRoom | Placed::NotNow => {
                     tokio::time::sleep(RETRY).await;
                     told.notify_one();
                 }

@@ -1,7 +1,7 @@
 //! Requests that `notifications/cancelled` can reach: plain calls and waiting `tasks/result`, by session and the text of
 //! their JSON-RPC id (CAP-10).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{SessionId, StreamId};
+use crate::engine::Engine;
 
 /// How long the streams of cancelled requests are remembered, and how many: a client comes back at once, or not at all.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -17,8 +18,8 @@ const MOST_REMEMBERED: usize = 1_000;
 #[derive(Debug, Default)]
 pub(in crate::engine) struct InFlight {
     state: Mutex<State>,
-    /// Streams that ended because their requests were cancelled.
-    cancelled: Mutex<HashMap<StreamId, Timestamp>>,
+    /// Streams that ended because their requests were cancelled, the newest last.
+    cancelled: Mutex<VecDeque<(StreamId, Timestamp)>>,
 }
 
 #[derive(Debug, Default)]
@@ -63,14 +64,17 @@ impl InFlight {
     /// This stream ended because its request was cancelled.
     pub(super) fn was_cancelled(&self, stream: StreamId, now: Timestamp) {
         let mut cancelled = self.cancelled.lock().unwrap_or_else(PoisonError::into_inner);
-        cancelled.retain(|_, at| now.since(*at) < REMEMBERED);
-        if cancelled.len() < MOST_REMEMBERED {
-            cancelled.insert(stream, now);
+        // It is said by whoever notices first, and again by who drops the stream.
+        cancelled.retain(|(known, at)| *known != stream && now.since(*at) < REMEMBERED);
+        if cancelled.len() >= MOST_REMEMBERED {
+            cancelled.pop_front();
         }
+        cancelled.push_back((stream, now));
     }
 
-    pub(super) fn is_cancelled(&self, stream: StreamId) -> bool {
-        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&stream)
+    fn is_cancelled(&self, stream: StreamId, now: Timestamp) -> bool {
+        let cancelled = self.cancelled.lock().unwrap_or_else(PoisonError::into_inner);
+        cancelled.iter().any(|(known, at)| *known == stream && now.since(*at) < REMEMBERED)
     }
 
     pub(in crate::engine) fn is_empty(&self) -> bool {
@@ -79,6 +83,14 @@ impl InFlight {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Whether the request of this stream was cancelled at this node a short time ago: it is not answered any more (CAP-10).
+    #[must_use]
+    pub fn is_cancelled(&self, stream: StreamId) -> bool {
+        self.streams.in_flight.is_cancelled(stream, self.now())
     }
 }
 
@@ -128,11 +140,12 @@ mod tests {
         for stream in &streams {
             in_flight.was_cancelled(*stream, at(1));
         }
-        let remembered = streams.iter().filter(|stream| in_flight.is_cancelled(**stream)).count();
-        assert_eq!(remembered, MOST_REMEMBERED);
-        let later = StreamId::new();
-        in_flight.was_cancelled(later, at(61));
-        assert!(in_flight.is_cancelled(later) && !in_flight.is_cancelled(streams[0]));
+        let remembered = |now| streams.iter().filter(|stream| in_flight.is_cancelled(**stream, now)).count();
+        assert_eq!(remembered(at(2)), MOST_REMEMBERED);
+        assert!(!in_flight.is_cancelled(streams[0], at(2)), "the oldest made room");
+        in_flight.was_cancelled(streams[MOST_REMEMBERED], at(2));
+        assert_eq!(remembered(at(2)), MOST_REMEMBERED, "what is said twice takes one place");
+        assert_eq!(remembered(at(61)), 1, "by its age alone, whether or not another was cancelled since");
     }
 
     #[test]

@@ -140,8 +140,8 @@ impl Engine {
     }
 
     /// This process goes on as another node: what it held as the old one it holds on, and its streams are where it is.
-    pub(in crate::engine) async fn move_streams(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.keep_holds().await?;
+    pub(in crate::engine) async fn move_streams(self: &Arc<Self>, old: NodeId) -> Result<(), StoreError> {
+        self.keep_holds(old).await?;
         self.store.system().let_go_dead_nodes().await?;
         self.tend_session_streams().await
     }
@@ -175,12 +175,20 @@ impl Engine {
             let mut state = self.streams.lock();
             let is_later = |opened: Timestamp| (opened, here) > there;
             let Some((key, line)) = state.close_stream(context, stream, is_later) else { return };
-            let held = Streams::let_go_of(&mut state, key, stream);
-            for (delivery, _) in &held {
-                // Its client may read on here, what is shown there.
-                line.take_back(&delivery.to_string());
-            }
-            held
+            Streams::leave(&mut state, key, stream, &line)
+        };
+        self.give_back(held, context, Some(stream));
+    }
+
+    /// Another node has this question under its id, as the look found: the stream that had it here goes on there, and no hint
+    /// has said so.
+    pub(super) fn goes_on_elsewhere(self: &Arc<Self>, delivery: DeliveryId, key: u64) {
+        let (held, context, stream) = {
+            let mut state = self.streams.lock();
+            let Some(held) = state.held_by(delivery, key) else { return };
+            let (context, stream, line) = (held.subject.context, held.target.stream, Arc::clone(&held.target.line));
+            line.close();
+            (Streams::leave(&mut state, key, stream, &line), context, stream)
         };
         self.give_back(held, context, Some(stream));
     }
@@ -190,6 +198,16 @@ impl Streams {
     /// The id of this node's streams of a session, if it has any.
     pub(super) fn place_of(&self, session: SessionId) -> Option<StreamId> {
         self.lock().sessions.get(&session).map(|streams| streams.id)
+    }
+
+    /// Forgets what a stream held that goes on at another node, to be given back.
+    fn leave(state: &mut State, key: u64, stream: StreamId, line: &Line) -> Vec<(DeliveryId, TaskId)> {
+        let held = Self::let_go_of(state, key, stream);
+        for (delivery, _) in &held {
+            // Its client may read on here, what is shown there.
+            line.take_back(&delivery.to_string());
+        }
+        held
     }
 
     fn has_turn(&self, session: SessionId) -> bool {

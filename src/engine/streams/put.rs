@@ -46,7 +46,9 @@ pub(super) enum Placed {
     At(DeliveryId),
     /// The question is not open any more, or another stream's.
     Nowhere,
-    /// It may be tried again.
+    /// Its stream has no room for it now: the store was not asked.
+    NoRoom,
+    /// It is being given back, and may be tried again.
     NotNow,
 }
 
@@ -100,7 +102,7 @@ impl Engine {
         let message = subject.message(purpose, delivery, as_task);
         let seen = again.and_then(|again| again.seen);
         let place = if seen.is_none() { target.line.reserve(message.weight(), now) } else { None };
-        let Some(sequence) = seen.or(place.as_ref().map(|place| place.count)) else { return Placed::NotNow };
+        let Some(sequence) = seen.or(place.as_ref().map(|place| place.count)) else { return Placed::NoRoom };
         let (task, context) = (subject.task, subject.context);
         let hold = Hold {
             input: subject.input,
@@ -140,7 +142,7 @@ impl Engine {
                     return Placed::At(delivery);
                 }
                 self.give_back(vec![(delivery, task)], context, None);
-                Placed::Nowhere
+                Placed::NotNow
             }
             Ok(false) => Placed::Nowhere,
             Err(error) => {

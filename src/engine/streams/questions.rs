@@ -4,6 +4,7 @@
 //! session a moment later. A stream that ends lets go what it holds, and the question goes out anew, under a new id, on
 //! whichever stream is next; on the same stream, resumed on whichever node, it goes on under its old one (`resume`).
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,11 +20,11 @@ use super::{Held, Opened, ResultStream, SessionStreams, State, Streams};
 use crate::domain::capabilities::ClientCapabilities;
 use crate::domain::client_task::ClientTask;
 use crate::domain::clock::Timestamp;
-use crate::domain::ids::{ContextId, DeliveryId, InputId, SessionId, StreamId, TaskId};
+use crate::domain::ids::{ContextId, DeliveryId, InputId, NodeId, SessionId, StreamId, TaskId};
 use crate::domain::input::Question;
 use crate::engine::Engine;
 use crate::lifecycle;
-use crate::store::{Closed, OpenInput, Purpose};
+use crate::store::{Closed, Closing, OpenInput, Purpose};
 
 /// How long a question waits for a `tasks/result` before the session's GET stream takes it.
 const GET_WAITS: Duration = Duration::from_millis(200);
@@ -85,22 +86,12 @@ impl Streams {
         }
     }
 
-    /// The questions that clients of this node hold.
-    pub(super) fn held(&self) -> Vec<DeliveryId> {
-        self.lock().held.keys().copied().collect()
-    }
-
-    /// Of what this node held: not open any more, or another stream's by now.
-    pub(super) fn closed(&self, deliveries: Vec<Closed>) {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        for Closed { delivery, is_answer } in deliveries {
-            if is_answer {
-                state.held.remove(&delivery);
-            } else {
-                state.withdraw(delivery, now);
-            }
-        }
+    /// The questions that clients of this node hold, each with the key of its stream; without one while that takes back what
+    /// it had, from whichever node.
+    pub(super) fn held(&self) -> HashMap<DeliveryId, Option<u64>> {
+        let state = self.lock();
+        let key = |held: &Held| state.is_settled(held).then_some(held.target.key);
+        state.held.iter().map(|(delivery, held)| (*delivery, key(held))).collect()
     }
 
     pub(super) fn find(&self, question: &OpenInput) -> Found {
@@ -166,6 +157,14 @@ impl Streams {
 }
 
 impl State {
+    /// Whether the stream of a question is open, and has taken back what it had.
+    fn is_settled(&self, Held { subject, target, .. }: &Held) -> bool {
+        let mut results = self.results.get(&subject.task).into_iter().flatten();
+        let mut opened = self.sessions.get(&target.session).into_iter().flat_map(|streams| &streams.open);
+        results.any(|stream| stream.key == target.key && stream.is_ready.load(Ordering::Relaxed))
+            || opened.any(|opened| opened.key == target.key && opened.is_ready)
+    }
+
     pub(super) fn withdraw(&mut self, delivery: DeliveryId, now: Timestamp) {
         let Some(Held { subject, target, following, .. }) = self.held.remove(&delivery) else { return };
         let id = delivery.to_string();
@@ -187,6 +186,29 @@ impl State {
 }
 
 impl Engine {
+    /// Of what this node, under this id, was found to hold: not open any more, or another stream's by now.
+    pub(super) fn questions_closed(
+        self: &Arc<Self>,
+        closed: Vec<Closed>,
+        held: &HashMap<DeliveryId, Option<u64>>,
+        node: NodeId,
+    ) {
+        let now = self.now();
+        for Closed { delivery, how } in closed {
+            match how {
+                Closing::Answered => self.streams.question_answered(delivery),
+                Closing::Withdrawn => self.streams.lock().withdraw(delivery, now),
+                // Asked by an id that this node had before, its own may look like another's.
+                Closing::Moved if node != self.membership.node() => {}
+                Closing::Moved => {
+                    if let Some(key) = held.get(&delivery).copied().flatten() {
+                        self.goes_on_elsewhere(delivery, key);
+                    }
+                }
+            }
+        }
+    }
+
     /// A hint: the task has a question that nobody holds.
     pub(in crate::engine) fn question_opened(
         self: &Arc<Self>,
@@ -243,7 +265,14 @@ impl Engine {
                 }
                 Found::Nothing => return,
             };
-            let Ok((target, again)) = engine.where_it_was(&question, target).await else { return };
+            let (target, again) = match engine.where_it_was(&question, target).await {
+                Ok(was) => was,
+                Err(error) => {
+                    let task = question.task;
+                    tracing::debug!(task.id = %task, %error, "cannot look where a question was; the next round does");
+                    return;
+                }
+            };
             if target.after.is_zero() {
                 engine.ask_or_go_on(&question, target, again).await;
                 return;

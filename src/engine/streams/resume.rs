@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
+use super::delivery::Delivery;
 use super::follow::Following;
 use super::open::{Place, Resume};
 use super::put::{Again, Placed, Sending};
 use super::questions::{Subject, Target};
 use super::{Held, Opened, SessionStreams, State, Streams};
 use crate::domain::client_task::ClientTask;
-use crate::domain::ids::{ContextId, DeliveryId, StreamId, TaskId};
+use crate::domain::ids::{ContextId, DeliveryId, NodeId, StreamId, TaskId};
 use crate::engine::{Caller, Engine};
 use crate::lifecycle;
-use crate::store::{Delivered, OpenInput, Purpose, StoreError};
+use crate::store::{Closing, Delivered, OpenInput, Purpose, Renamed, StoreError, Watch};
 
 impl Engine {
     /// What this stream held when it broke, on whichever node, it holds again; its client is shown what it has not seen. The
@@ -87,17 +88,19 @@ impl Engine {
             return;
         }
         let mut state = self.streams.lock();
-        if state.held_by(delivery, key).is_some() {
+        let was_held = state.held_by(delivery, key).is_some();
+        if was_held {
             state.held.remove(&delivery);
         }
         drop(state);
-        if matches!(placed, Placed::NotNow) {
+        // Once: under this id it may be held again by the time of a second time.
+        if was_held && !matches!(placed, Placed::NotNow) {
             self.give_back(vec![(delivery, task)], context, None);
         }
     }
 
     /// Where an open question goes for which a stream of this node was found: on the stream that had it last, under its old
-    /// id, if that is here; else there, under a new one.
+    /// id, if that is here and has room or its client has seen it; else there, under a new one.
     ///
     /// # Errors
     /// If the store fails; the next round finds the question again.
@@ -114,22 +117,24 @@ impl Engine {
     }
 
     /// This process goes on as another node: what its streams held they hold on, unless others have it by now.
-    pub(super) async fn keep_holds(self: &Arc<Self>) -> Result<(), StoreError> {
-        let (store, node) = (self.store.system(), self.membership.node());
+    pub(super) async fn keep_holds(self: &Arc<Self>, old: NodeId) -> Result<(), StoreError> {
+        let (store, node, keys) = (self.store.system(), self.membership.node(), self.streams.held());
+        let mut lost = Vec::new();
         for ((context, stream), held) in self.streams.held_by_streams() {
-            let kept = store.keep_stream(context, stream, node).await?;
+            let kept = store.keep_stream(context, stream, Renamed { old, new: node }).await?;
             let is_kept = |id: &DeliveryId| kept.iter().any(|sent| sent.delivery == *id);
-            self.streams.lose(held.into_iter().filter(|id| !is_kept(id)));
+            lost.extend(held.into_iter().filter(|id| !is_kept(id)));
+            self.give_back(self.streams.without_a_stream(kept), context, None);
         }
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let watch = Watch { held: lost, node: Some(node), ..Watch::nothing(self.now()) };
+        let closed = store.watch(watch).await?.closed;
+        let (moved, closed): (Vec<_>, Vec<_>) = closed.into_iter().partition(|closed| closed.how == Closing::Moved);
+        self.questions_closed(moved, &keys, node);
+        self.streams.lose(closed.into_iter().map(|closed| closed.delivery));
         Ok(())
-    }
-}
-
-impl Engine {
-    /// Whether the request of this stream was cancelled at this node a short time ago: it is not answered any more (CAP-10).
-    #[must_use]
-    pub fn is_cancelled(&self, stream: StreamId) -> bool {
-        self.streams.in_flight.is_cancelled(stream)
     }
 }
 
@@ -140,6 +145,14 @@ impl Streams {
             streams.entry((held.subject.context, held.target.stream)).or_default().push(*delivery);
         }
         streams
+    }
+
+    /// Of what this node holds by the database: what no stream here has, nor is about to. It was let go by the old id.
+    fn without_a_stream(&self, kept: Vec<Delivered>) -> Vec<(DeliveryId, TaskId)> {
+        let state = self.lock();
+        let has_none =
+            |sent: &Delivered| !state.held.contains_key(&sent.delivery) && !state.offering.contains(&sent.input);
+        kept.into_iter().filter(has_none).map(|sent| (sent.delivery, sent.task)).collect()
     }
 
     /// Others have these questions now.
@@ -168,7 +181,7 @@ impl State {
         }
     }
 
-    fn held_by(&self, delivery: DeliveryId, key: u64) -> Option<&Held> {
+    pub(super) fn held_by(&self, delivery: DeliveryId, key: u64) -> Option<&Held> {
         self.held.get(&delivery).filter(|held| held.target.key == key)
     }
 
@@ -223,7 +236,7 @@ impl State {
         sessions.find(|(_, streams)| has_it(streams)).map(|(session, streams)| streams.target(*session, opened))
     }
 
-    /// The stream on which this was sent, if it is open here and has the turn.
+    /// The stream on which this was sent, if it is open here and has the turn, and room for it unless its client has seen it.
     fn target_again(&self, sent: &Delivered, context: ContextId) -> Option<(Target, Again)> {
         let results = self.results.get(&sent.task).into_iter().flatten();
         let mut results = results.filter(|stream| stream.context == context && stream.is_usable());
@@ -237,6 +250,9 @@ impl State {
         let target = result.map(|stream| stream.target(sent.session)).or_else(of_session)?;
         let is_sent = self.held_by(sent.delivery, target.key).is_some();
         let seen = (is_sent || sent.sequence <= target.line.after()).then_some(sent.sequence);
+        if seen.is_none() && !target.line.has_room(Delivery::weight_of(&sent.question)) {
+            return None;
+        }
         Some((target, Again { delivery: sent.delivery, seen }))
     }
 }

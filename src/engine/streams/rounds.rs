@@ -109,13 +109,15 @@ impl Engine {
             tasks.dedup();
             let (sessions, contexts, mut asking) = self.streams.watched();
             asking.extend(self.waiters.asking());
+            let (held, node) = (self.streams.held(), self.membership.node());
             let watch = Watch {
                 tasks,
                 sessions,
                 contexts,
                 asking,
                 listened,
-                held: self.streams.held(),
+                held: held.keys().copied().collect(),
+                node: Some(node),
                 inputs: self.inputs.ids(),
                 changed_since: since,
                 signals_since: self.streams.listens().then_some(since),
@@ -129,6 +131,8 @@ impl Engine {
             let mut news = store.watch(watch).await?;
             self.runner.was_looked_for(began, news.is_waiting);
             self.take_signals(std::mem::take(&mut news.signals), since);
+            // Before the ends: what its own answer has closed is not withdrawn by the end of its task.
+            self.questions_closed(std::mem::take(&mut news.closed), &held, node);
             self.take_news(news, &alive).await;
             self.streams.round_ended(now);
         }
@@ -139,8 +143,6 @@ impl Engine {
 
     /// `alive` are the tasks that streams here have shown.
     async fn take_news(self: &Arc<Self>, news: News, alive: &HashMap<TaskId, ContextId>) {
-        // Before the ends: what its own answer has closed is not withdrawn by the end of its task.
-        self.streams.closed(news.closed);
         let mut shown: HashMap<_, _> = news.over.iter().map(|(context, task)| (*task, *context)).collect();
         shown.extend(news.ended.iter().filter_map(|task| Some((*task, *alive.get(task)?))));
         for task in &news.changed {

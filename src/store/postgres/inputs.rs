@@ -88,7 +88,7 @@ pub const ONE_LESS: Many = &["
     )
     SELECT task AS id FROM lessened"];
 
-/// An id that was sent before goes on only while no other has been sent since, and no answer to it was refused.
+/// An id that was sent before goes on only on its stream, while no other has been sent since and no answer to it was refused.
 pub const HOLD: Many = &["
     WITH held AS (
         UPDATE task_inputs i SET delivery = w.id, node = w.node, holder = w.session
@@ -101,7 +101,9 @@ pub const HOLD: Many = &["
             CASE WHEN w.purpose = 0
                 THEN i.client_task IS NULL AND (i.node IS NULL OR (i.node = w.node AND i.delivery = w.id))
             ELSE i.client_task IS NOT NULL AND (i.node IS NULL OR (i.node = w.node AND i.holder = w.session)) END
-        ) AND (i.delivery = w.id OR NOT EXISTS (SELECT 1 FROM input_deliveries d WHERE d.id = w.id))
+        ) AND NOT EXISTS (
+            SELECT 1 FROM input_deliveries d
+            WHERE d.id = w.id AND (d.stream <> w.stream OR i.delivery IS DISTINCT FROM w.id))
         RETURNING w.*, i.context
     )
     INSERT INTO input_deliveries (id, input, task, context, session, stream, sequence, purpose, created)
@@ -111,8 +113,8 @@ pub const HOLD: Many = &["
 
 pub const LAST_DELIVERIES: Many = &["
     SELECT d.id
-    FROM unnest($1::uuid[], $2::uuid[]) AS w (id, node)
-    JOIN input_deliveries d ON d.id = w.id
+    FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS w (id, node, sequence)
+    JOIN input_deliveries d ON d.id = w.id AND d.sequence = w.sequence
     JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node = w.node"];
 
 pub const TASKS_OF_DELIVERIES: Many = &["

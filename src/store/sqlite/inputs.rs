@@ -52,13 +52,14 @@ pub const ONE_LESS: Many = &[
         AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.open_inputs = 0)",
 ];
 
-/// An id that was sent before goes on only while no other has been sent since, and no answer to it was refused.
+/// An id that was sent before goes on only on its stream, while no other has been sent since and no answer to it was refused.
 pub const HOLD: Many = &[
     "UPDATE task_inputs SET delivery = $2, node = $7, holder = $4
     WHERE id = $3 AND task = $1 AND state = 0 AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1) AND (
         CASE WHEN $8 = 0 THEN client_task IS NULL AND (node IS NULL OR (node = $7 AND delivery = $2))
         ELSE client_task IS NOT NULL AND (node IS NULL OR (node = $7 AND holder = $4)) END
-    ) AND (delivery = $2 OR NOT EXISTS (SELECT 1 FROM input_deliveries d WHERE d.id = $2))
+    ) AND NOT EXISTS (
+        SELECT 1 FROM input_deliveries d WHERE d.id = $2 AND (d.stream <> $5 OR task_inputs.delivery IS NOT $2))
     RETURNING $2 AS id",
     "INSERT INTO input_deliveries (id, input, task, context, session, stream, sequence, purpose, created)
     SELECT $2, $3, $1, context, $4, $5, $6, $8, $9 FROM task_inputs WHERE id = $3
@@ -68,7 +69,7 @@ pub const HOLD: Many = &[
 pub const LAST_DELIVERIES: Many = &["
     SELECT d.id FROM input_deliveries d
     JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node = $2
-    WHERE d.id = $1"];
+    WHERE d.id = $1 AND d.sequence = $3"];
 
 pub const TASKS_OF_DELIVERIES: Many = &["SELECT task AS id FROM input_deliveries WHERE id = $1"];
 
