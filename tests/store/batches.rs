@@ -120,7 +120,7 @@ async fn a_lost_link_is_made_again(db: TestDatabase) {
         let kill = "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity
             WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'taskhold'";
         // Behind a pooler there may be few.
-    assert!(db.number(kill).await >= 1);
+        assert!(db.number(kill).await >= 1);
     }
     scoped.create(new_task(at(1))).await.unwrap();
     let ended = db.store.system().finish(finish(new.id, token, result("x"), at(1))).await.unwrap();
