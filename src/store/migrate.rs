@@ -7,17 +7,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-use sqlx::{AssertSqlSafe, Connection as _, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
+use super::migrate_pooled;
 use super::open::OpenError;
 use super::open_postgres::{base_options, check_server, connect};
 use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
-use super::options::{DatabaseOptions, Target};
+use super::options::{DatabaseOptions, Pooler, Target};
 use super::sql::{Fault, statements};
+use super::targets::Targets;
 use crate::domain::ids::NodeId;
 
 struct Step {
@@ -110,9 +112,9 @@ pub fn own_schema() -> i64 {
 pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
     match options.target()? {
         Target::Sqlite(path) => migrate_sqlite(&path).await,
-        Target::Postgres(target) => {
-            check_server(options, &target).await?;
-            migrate_postgres(options, &base_options(options, &target)).await
+        Target::Postgres(targets) => {
+            check_server(options, &targets).await?;
+            migrate_postgres(options, &targets.map(|target| base_options(options, target))).await
         }
     }
 }
@@ -124,24 +126,32 @@ pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
 /// As [`migrate`].
 pub async fn check_migrations(options: &DatabaseOptions) -> Result<Vec<String>, OpenError> {
     match options.target()? {
-        Target::Sqlite(path) => {
-            check_folder(&path)?;
-            if !path.exists() {
-                return Ok(missing(&[]));
-            }
-            let mut connection = connect_sqlite(&reader_options(&path)).await?;
-            let found = Found::in_sqlite(&mut connection).await?;
-            let _ = connection.close().await;
-            found.pending()
-        }
-        Target::Postgres(target) => {
-            check_server(options, &target).await?;
-            let mut connection = connect(&base_options(options, &target)).await?;
-            let found = Found::in_postgres(&mut connection).await?;
-            let _ = connection.close().await;
-            found.pending()
-        }
+        Target::Sqlite(path) => check_sqlite(&path).await,
+        Target::Postgres(targets) => check_postgres(options, &targets).await,
     }
+}
+
+pub(super) async fn check_sqlite(path: &Path) -> Result<Vec<String>, OpenError> {
+    check_folder(path)?;
+    if !path.exists() {
+        return Ok(missing(&[]));
+    }
+    let mut connection = connect_sqlite(&reader_options(path)).await?;
+    let found = Found::in_sqlite(&mut connection).await?;
+    let _ = connection.close().await;
+    found.pending()
+}
+
+/// From now on the server that answered is the one in use.
+pub(super) async fn check_postgres(
+    options: &DatabaseOptions,
+    targets: &Targets<PgConnectOptions>,
+) -> Result<Vec<String>, OpenError> {
+    check_server(options, targets).await?;
+    let mut connection = connect(&targets.map(|target| base_options(options, target))).await?;
+    let found = Found::in_postgres(&mut connection).await?;
+    let _ = connection.close().await;
+    found.pending()
 }
 
 async fn migrate_sqlite(path: &Path) -> Result<(), OpenError> {
@@ -182,8 +192,8 @@ async fn connect_sqlite(options: &SqliteConnectOptions) -> Result<SqliteConnecti
     }
 }
 
-async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) -> Result<(), OpenError> {
-    let mut connection = connect(target).await?;
+async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
+    let mut connection = connect(targets).await?;
     let found = Found::in_postgres(&mut connection).await?;
     if found.pending()?.is_empty() {
         return Ok(connection.close().await?);
@@ -197,12 +207,15 @@ async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) 
         }
         sleep(POLL).await;
     }
-    let mut keeper = connect(target).await?;
+    let mut keeper = connect(targets).await?;
     let migrated = async {
         if Found::in_postgres(&mut connection).await?.pending()?.is_empty() {
             return Ok(());
         }
         let migrator = migrator(|step| step.postgres);
+        if options.pooler == Pooler::Transaction {
+            return migrate_pooled::run(&migrator, &mut connection).await;
+        }
         migrator.run(&mut connection).await.map_err(|error| OpenError::Migration(error.to_string()))
     };
     let result = tokio::select! {
@@ -210,7 +223,7 @@ async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) 
         lost = keep_lease(&mut keeper, holder) => Err(lost),
     };
     // If this fails the lease runs out by itself.
-    let dropped = sqlx::query(DROP_LEASE).bind(holder).execute(&mut keeper).await;
+    let dropped = apart(&mut keeper, sqlx::query(DROP_LEASE).bind(holder)).await;
     result?;
     dropped?;
     keeper.close().await?;
@@ -247,8 +260,18 @@ fn is_lost_race(error: &sqlx::Error) -> bool {
 
 async fn take_lease(connection: &mut PgConnection, holder: Uuid) -> Result<bool, OpenError> {
     let lease = i64::try_from(LEASE.as_micros()).unwrap_or(i64::MAX);
-    let taken = sqlx::query(TAKE_LEASE).bind(holder).bind(lease).execute(connection).await?;
-    Ok(taken.rows_affected() > 0)
+    Ok(apart(connection, sqlx::query(TAKE_LEASE).bind(holder).bind(lease)).await? > 0)
+}
+
+/// Runs a statement in a transaction of its own, which a pooler passes as it is; answers how many rows it wrote.
+async fn apart(
+    connection: &mut PgConnection,
+    query: sqlx::query::Query<'_, sqlx::Postgres, PgArguments>,
+) -> Result<u64, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let done = query.persistent(false).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(done.rows_affected())
 }
 
 /// Renews the lease for ever; answers why it cannot.
@@ -284,11 +307,14 @@ struct Found {
 
 impl Found {
     async fn in_postgres(connection: &mut PgConnection) -> Result<Self, OpenError> {
-        let oldest = sqlx::query_scalar(OLDEST_BINARY).fetch_optional(&mut *connection).await;
-        let applied = sqlx::query_scalar(APPLIED).fetch_all(&mut *connection).await;
+        // Each is one message, which a pooler passes as it is.
+        let oldest = sqlx::raw_sql(OLDEST_BINARY).fetch_optional(&mut *connection).await;
+        let applied = sqlx::raw_sql(APPLIED).fetch_all(&mut *connection).await;
+        let oldest = if_there(oldest)?.flatten().map(|row| row.try_get(0)).transpose()?;
+        let applied = if_there(applied)?.unwrap_or_default();
         Ok(Self {
-            oldest_binary: if_there(oldest)?.flatten().unwrap_or(0),
-            applied: if_there(applied)?.unwrap_or_default(),
+            oldest_binary: oldest.unwrap_or(0),
+            applied: applied.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?,
         })
     }
 

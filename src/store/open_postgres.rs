@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use tokio::time::{Instant, timeout};
 
-use super::link::{Doubt, Link, Own};
+use super::connect::{self, search};
+use super::dialect::Dialect as _;
+use super::link::{Link, Own, Shared};
 use super::open::OpenError;
-use super::options::DatabaseOptions;
+use super::options::{DatabaseOptions, Pooler};
 use super::postgres::PostgresDialect;
 use super::sql::Fault;
 use super::sql_store::Connections;
+use super::targets::Targets;
 use crate::domain::ids::NodeId;
 
 /// Lanes of gathered writes and look-ups.
@@ -25,11 +28,15 @@ const CHECKS: Duration = Duration::from_secs(20);
 /// The oldest server, in the form of `server_version_num`.
 const OLDEST_SERVER: i64 = 150_000;
 
-/// How the service connects.
+/// How the service connects. A pooler takes no settings: `BEGIN_POOLED` makes them for each transaction.
 pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgConnectOptions {
+    let base = base_options(options, target);
+    if options.pooler == Pooler::Transaction {
+        return base;
+    }
     // The server gives up a statement soon after we did, and a transaction whose owner went silent. Batches are small
     // and planned with guessed sizes: compiling them costs more than running them.
-    base_options(options, target).options([
+    base.options([
         ("statement_timeout", "6000"),
         ("idle_in_transaction_session_timeout", "15000"),
         ("jit", "off"),
@@ -44,32 +51,25 @@ pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> 
 /// How migrations connect: they may take their time.
 pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgConnectOptions {
     let target = target.clone().application_name("taskhold");
+    if options.pooler == Pooler::Transaction {
+        // A pooler refuses what it cannot keep apart, and a statement that is kept would meet another client's.
+        return target.extra_float_digits(None).statement_cache_capacity(0);
+    }
     match &options.schema {
         Some(schema) => target.options([("search_path", schema)]),
         None => target,
     }
 }
 
-pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Connections<PostgresDialect> {
-    let service = service_options(options, target);
-    let doubt = Arc::<Doubt>::default();
-    let own = |_| Own::new(service.clone(), &doubt);
-    let of_pool = Arc::clone(&doubt);
+pub fn connections(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Connections<PostgresDialect> {
+    let targets = Arc::new(targets.map(|target| service_options(options, target)));
+    let shared = Shared { targets, doubt: Arc::default(), pooler: options.pooler };
+    let own = |_| Own::new(&shared);
     // One of the owned ones is the heartbeat's.
-    let shared = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
-    let pool = PgPoolOptions::new()
-        .max_connections(shared)
-        .min_connections(0)
-        .acquire_timeout(ACQUIRE)
-        .test_before_acquire(false)
-        .before_acquire(move |_, connection| {
-            let answered = Instant::now().checked_sub(connection.idle_for);
-            let sound = answered.is_some_and(|answered| !of_pool.covers(answered));
-            Box::pin(async move { Ok(sound) })
-        })
-        .connect_lazy_with(service.clone());
+    let most = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
+    let of_pool = shared.clone();
     Connections {
-        link: Link::new(pool, None, Arc::clone(&doubt)),
+        link: Link::new(Box::new(move |target| pool(most, &of_pool, target)), None, shared.clone()),
         writers: (0..WRITERS).map(own).collect(),
         readers: (0..READERS).map(own).collect(),
         heart: own(0),
@@ -77,15 +77,47 @@ pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Conn
     }
 }
 
-/// Refuses servers that are too old, and poolers.
-pub async fn check_server(options: &DatabaseOptions, target: &PgConnectOptions) -> Result<(), OpenError> {
-    match timeout(CHECKS, checks(&service_options(options, target))).await {
-        Ok(checked) => checked,
-        Err(_) => Err(Fault::link("no answer in time").into()),
-    }
+fn pool(most: u32, shared: &Shared<PostgresDialect>, target: &PgConnectOptions) -> PgPool {
+    let doubt = Arc::clone(&shared.doubt);
+    let targets = Arc::downgrade(&shared.targets);
+    PgPoolOptions::new()
+        .max_connections(most)
+        .min_connections(0)
+        .acquire_timeout(ACQUIRE)
+        .test_before_acquire(false)
+        .before_acquire(move |_, connection| {
+            let answered = Instant::now().checked_sub(connection.idle_for);
+            let sound = answered.is_some_and(|answered| !doubt.covers(answered));
+            Box::pin(async move { Ok(sound) })
+        })
+        .after_connect(move |connection, _| {
+            let targets = targets.upgrade().filter(|targets| targets.several());
+            Box::pin(async move {
+                let Some(targets) = targets else { return Ok(()) };
+                match PostgresDialect::takes_writes(connection).await {
+                    Ok(true) => Ok(()),
+                    other => {
+                        search::<PostgresDialect>(&targets);
+                        let reason = other.err().map_or("the server takes no writes", |_| "the new connection broke");
+                        Err(sqlx::Error::Protocol(reason.to_owned()))
+                    }
+                }
+            })
+        })
+        .connect_lazy_with(target.clone())
 }
 
-async fn checks(service: &PgConnectOptions) -> Result<(), OpenError> {
+/// Refuses servers that are too old, and poolers. From now on the server that answered is the one in use.
+pub async fn check_server(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
+    let service = targets.map(|target| service_options(options, target));
+    let checked = timeout(CHECKS, checks(&service, options.pooler))
+        .await
+        .unwrap_or_else(|_| Err(Fault::link("no answer in time").into()));
+    targets.go_to(service.held());
+    checked
+}
+
+async fn checks(service: &Targets<PgConnectOptions>, pooler: Pooler) -> Result<(), OpenError> {
     let mut first = connect(service).await?;
     let row = sqlx::raw_sql("SELECT current_setting('server_version_num'), current_setting('server_version')")
         .fetch_one(&mut first)
@@ -93,6 +125,10 @@ async fn checks(service: &PgConnectOptions) -> Result<(), OpenError> {
     let (number, name): (String, String) = (row.try_get(0)?, row.try_get(1)?);
     if number.parse::<i64>().is_ok_and(|number| number < OLDEST_SERVER) {
         return Err(OpenError::ServerTooOld(name));
+    }
+    if pooler == Pooler::Transaction {
+        let _ = first.close().await;
+        return Ok(());
     }
     let mut second = connect(service).await?;
     // A pooler gives both one server connection in turn, so that the second's value is read on the first.
@@ -111,15 +147,12 @@ async fn checks(service: &PgConnectOptions) -> Result<(), OpenError> {
 }
 
 /// Connects; a pooler that does not know our startup options says so here.
-pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, OpenError> {
-    PgConnection::connect_with(options).await.map_err(|error| {
-        if error.as_database_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
-        {
-            OpenError::Pooler
-        } else {
-            error.into()
-        }
-    })
+pub async fn connect(targets: &Targets<PgConnectOptions>) -> Result<PgConnection, OpenError> {
+    match connect::connect::<PostgresDialect>(targets).await {
+        Ok((_, connection)) => Ok(connection),
+        Err(fault) if fault.detail().contains("unsupported startup parameter") => Err(OpenError::Pooler),
+        Err(fault) => Err(fault.into()),
+    }
 }
 
 async fn probe(connection: &mut PgConnection) -> Result<String, OpenError> {

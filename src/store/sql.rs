@@ -161,6 +161,12 @@ impl Fault {
         }
     }
 
+    pub fn detail(&self) -> &str {
+        match self {
+            Self::Link(text) | Self::Conflict(text) | Self::Statement(text) | Self::Broken(text) => text,
+        }
+    }
+
     pub fn broken(detail: impl Into<Arc<str>>) -> Self {
         Self::Broken(detail.into())
     }
@@ -190,6 +196,11 @@ impl From<sqlx::Error> for Fault {
             _ => Self::Link(error.to_string().into()),
         }
     }
+}
+
+/// Whether a write was refused because the server takes none: it is a standby by now, or was set so.
+pub fn is_read_only(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| code == "25006")
 }
 
 enum Kind {
