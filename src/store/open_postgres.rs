@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use super::link::{Doubt, Link, Own};
 use super::open::OpenError;
 use super::options::DatabaseOptions;
-use super::postgres::PostgresDialect;
+use super::postgres::{Listening, PostgresDialect};
 use super::sql::Fault;
 use super::sql_store::Connections;
 use crate::domain::ids::NodeId;
@@ -55,8 +55,8 @@ pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Conn
     let doubt = Arc::<Doubt>::default();
     let own = |_| Own::new(service.clone(), &doubt);
     let of_pool = Arc::clone(&doubt);
-    // One of the owned ones is the heartbeat's.
-    let shared = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
+    // One of the owned ones is the heartbeat's, one listens.
+    let shared = options.max_connections.saturating_sub(WRITERS + READERS + 2).max(2);
     let pool = PgPoolOptions::new()
         .max_connections(shared)
         .min_connections(0)
@@ -74,6 +74,7 @@ pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Conn
         readers: (0..READERS).map(own).collect(),
         heart: own(0),
         watch: None,
+        ears: Some(Box::new(Listening(service))),
     }
 }
 

@@ -50,6 +50,7 @@ pub fn connections(path: &Path) -> Connections<SqliteDialect> {
         readers: vec![Own::new(reader.clone(), &doubt)],
         heart: writer,
         watch: Some(Own::new(reader, &doubt)),
+        ears: None,
     }
 }
 
