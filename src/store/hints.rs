@@ -116,7 +116,10 @@ mod tests {
         let texts = write(origin, hints.clone());
         assert_eq!(texts.len(), 1);
         assert_eq!(read(&texts[0]), Some((origin, hints)));
-        assert_eq!(write(origin, []).iter().map(|text| read(text)).collect::<Vec<_>>(), [Some((origin, HashSet::new()))]);
+        assert_eq!(
+            write(origin, []).iter().map(|text| read(text)).collect::<Vec<_>>(),
+            [Some((origin, HashSet::new()))]
+        );
     }
 
     // field case: F-SQL-09

@@ -11,9 +11,9 @@ use super::dialect::Dialect;
 use super::sql_store::SqlStore;
 use super::tasks::EndTask;
 use super::{
-    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hint, Hints, Hold, Keyed,
-    Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result, Signal, Spend,
-    StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
+    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hint, Hints,
+    Hold, Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result,
+    Signal, Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
 };
 use crate::domain::clock::Timestamp;
 use crate::domain::context::ContextKey;
