@@ -11,7 +11,9 @@ use crate::domain::ids::{InputId, NodeId, SessionId, TaskId, TokenId};
 const MOST_BYTES: usize = 7_900;
 /// Says how the rest is written. What begins otherwise is not understood, and not needed.
 const FORM: &str = "1";
-/// What the store is said by: made at its opening, so that it knows its own.
+/// Characters of an id.
+const ID: usize = 22;
+/// By which a store knows what it said itself.
 pub(super) type Origin = NodeId;
 
 /// Where to look. It carries no state: that is in the database.
@@ -53,9 +55,8 @@ impl Hint {
 
     /// `None` for a kind of a newer version's.
     fn read(text: &str) -> Option<Self> {
-        let ids = BASE64.decode(text.get(1..)?.as_bytes()).ok()?;
-        let (ids, []) = ids.as_chunks::<16>() else { return None };
-        let ids: Vec<_> = ids.iter().map(|id| Uuid::from_bytes(*id)).collect();
+        let ids = text.as_bytes().get(1..)?.chunks(ID).map(read_id);
+        let ids = ids.collect::<Option<Vec<_>>>()?;
         Some(match (text.chars().next()?, &ids[..]) {
             ('t', [task]) => Self::Task(TaskId::from_uuid(*task), None),
             ('t', [task, session]) => Self::Task(TaskId::from_uuid(*task), Some(SessionId::from_uuid(*session))),
@@ -89,8 +90,12 @@ pub(super) fn write(origin: Origin, hints: impl IntoIterator<Item = Hint>) -> Ve
 /// Who says it, and what. `None` for what is no notification of ours.
 pub(super) fn read(text: &str) -> Option<(Origin, HashSet<Hint>)> {
     let mut parts = text.strip_prefix(FORM)?.split(',');
-    let origin = BASE64.decode(parts.next()?.as_bytes()).ok()?.try_into().ok()?;
-    Some((NodeId::from_uuid(Uuid::from_bytes(origin)), parts.filter_map(Hint::read).collect()))
+    let origin = NodeId::from_uuid(read_id(parts.next()?.as_bytes())?);
+    Some((origin, parts.filter_map(Hint::read).collect()))
+}
+
+fn read_id(text: &[u8]) -> Option<Uuid> {
+    Uuid::from_slice(&BASE64.decode(text).ok()?).ok()
 }
 
 #[cfg(test)]
