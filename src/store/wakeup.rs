@@ -46,6 +46,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[async_trait]
 pub trait Ears: Send + Sync + 'static {
     async fn open(&self) -> Result<Box<dyn Ear>, Fault>;
+    /// The last one was of no use: another server may be, where there are several.
+    fn turn(&self);
 }
 
 /// Such a connection. Dropping a call of it loses nothing.
@@ -196,6 +198,8 @@ impl Wakeups {
             failures = if stood { 1 } else { failures + 1 };
             if stood {
                 self.hear([Hint::Anything]);
+            } else {
+                ears.turn();
             }
             let pause = BACKOFF.0.saturating_mul(1 << (failures - 1).min(6)).min(BACKOFF.1);
             tokio::select! {

@@ -1,6 +1,7 @@
 //! Wake-ups by LISTEN and NOTIFY. The channel is named after the schema in which the tables are: two installs in two schemas
 //! of one database do not hear each other.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,12 +18,23 @@ const CHANNEL: &str = "SELECT 'taskhold_' || relnamespace FROM pg_class WHERE oi
 /// How long the server's connection may take to be made.
 const ACQUIRE: Duration = Duration::from_secs(3);
 
-/// How to open the connection that listens.
-pub struct Listening(pub PgConnectOptions);
+/// The servers to listen at: one at a time, the next one when that is of no use. Whether it is, shows what comes back.
+pub struct Listening {
+    servers: Vec<PgConnectOptions>,
+    turns: AtomicUsize,
+}
+
+impl Listening {
+    /// `None` where there is no server to listen at.
+    pub fn at(servers: Vec<PgConnectOptions>) -> Option<Box<dyn Ears>> {
+        (!servers.is_empty()).then(|| Box::new(Self { servers, turns: AtomicUsize::new(0) }) as _)
+    }
+}
 
 #[async_trait]
 impl Ears for Listening {
     async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
+        let server = &self.servers[self.turns.load(Ordering::SeqCst) % self.servers.len()];
         // sqlx takes a listener's connection from a pool: this one has no other, and is left to nobody.
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -30,13 +42,17 @@ impl Ears for Listening {
             .idle_timeout(None)
             .acquire_timeout(ACQUIRE)
             .test_before_acquire(false)
-            .connect_lazy_with(self.0.clone());
+            .connect_lazy_with(server.clone());
         let mut listener = PgListener::connect_with(&pool).await.map_err(Fault::no_connection)?;
         // What was said until it listens again would be missed without a word: a lost one is given up, and another opened.
         listener.eager_reconnect(false);
         let channel: String = (&mut listener).fetch_one(CHANNEL).await?.try_get(0)?;
         listener.listen(&channel).await?;
         Ok(Box::new(Listener(listener)))
+    }
+
+    fn turn(&self) {
+        self.turns.fetch_add(1, Ordering::SeqCst);
     }
 }
 
