@@ -48,6 +48,6 @@ pub trait Authenticator: Send + Sync + 'static {
 
     /// Waits until what was once answered may be answered otherwise, where that is heard.
     async fn changed(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

@@ -21,7 +21,7 @@ use super::places::{one, open, question_on, session};
 use crate::http::harness::until;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase, number, options, run};
-use crate::support::pgproxy::PgProxy;
+use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::rounds;
 use crate::support::script::{how_many, result};
 use crate::support::tasks::new_task;
@@ -336,6 +336,65 @@ async fn what_is_large_is_committed_and_wakes() {
     timeout(PATIENCE, told).await.expect("the message is told");
     work.answer(&text);
     assert_eq!(answered(waiting).await.outcome.outcome(), &result(&text));
+}
+
+// req: KEEP-17
+// field case: F-SQL-09
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notification_that_fails_fails_nothing_else() {
+    let world = World::new(TestDatabase::new(Backend::Postgres).await).await;
+    let (proxy, url) = PgProxy::before_url(&world.database.url).await;
+    let (here, _) = behind(&url, &world).await;
+    let ((there, _), caller) = (behind(&world.database.url, &world).await, world.caller("a").await);
+    time_to_answer(&here, &there, &caller).await;
+    for _ in 0..3 {
+        let task = here.create(&caller, "once").await.id;
+        let work = here.script.next().await;
+        let waiting = waiting_at(&there, &caller, task).await;
+        let cut = proxy.cut("pg_notify", Moment::Before);
+        let began = Instant::now();
+        work.answer("done");
+        answered(waiting).await;
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        timeout(PATIENCE, cut).await.expect("it was sent").unwrap();
+    }
+}
+
+// req: OPS-10
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_alone_says_only_that_it_is_there() {
+    let world = World::new(TestDatabase::new(Backend::Postgres).await).await;
+    let ((here, _), caller) = (behind(&world.database.url, &world).await, world.caller("a").await);
+    let mut heard = notifications(&world.database.url).await;
+    let presence = Duration::from_secs(3);
+    let began = Instant::now();
+    loop {
+        // What it says of a task is longer than what it says of itself.
+        let task = here.create(&caller, "once").await.id;
+        here.script.next().await.answer("done");
+        here.engine.result(&caller, task).await.unwrap();
+        let of_task = async {
+            while let Ok(Ok(notification)) = timeout(presence / 2, heard.recv()).await {
+                if notification.payload().contains(',') {
+                    return true;
+                }
+            }
+            false
+        };
+        if !of_task.await {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "nobody else is there");
+    }
+    let said = timeout(presence * 3, heard.recv()).await.expect("it says that it is there").unwrap();
+    assert!(!said.payload().contains(','), "{said:?}");
+    // Whoever comes is told at once.
+    let (there, _) = behind(&world.database.url, &world).await;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(time_to_answer(&here, &there, &caller).await);
+    }
+    assert!(median(times.clone()) < AT_ONCE, "{times:?}");
 }
 
 /// What is heard until this is among it.
