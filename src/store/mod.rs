@@ -26,6 +26,7 @@ mod keys;
 mod link;
 mod methods;
 mod migrate;
+mod migrate_pooled;
 mod nodes;
 mod open;
 mod open_postgres;

@@ -13,7 +13,7 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::work::NewTask;
 use taskhold::engine::{Answered, Asked, Caller, EngineRules, Item, Stream, Wants};
 use taskhold::executor::Event;
-use taskhold::store::{self, DatabaseOptions, Hint, Hints, Store};
+use taskhold::store::{self, DatabaseOptions, Hint, Hints, Pooler, Store};
 use tokio::time::timeout;
 
 use super::harness::{Node, World};
@@ -21,6 +21,7 @@ use super::places::{one, open, question_on, session};
 use crate::http::harness::until;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase, number, options, run};
+use crate::support::pgbouncer::PgBouncer;
 use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::rounds;
 use crate::support::script::{how_many, result};
@@ -202,6 +203,35 @@ async fn without_notifications_everything_is_found_within_a_second() {
     }
     show("without hints", &mut times);
     assert!(times.iter().all(|took| *took < Duration::from_secs(1)), "{times:?}");
+}
+
+// req: KEEP-15
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_pooler_the_server_itself_is_listened_to() {
+    let world = World::new(TestDatabase::new(Backend::Postgres).await).await;
+    let pooler = PgBouncer::before(&world.database.url, 8, &[]).await;
+    let options = DatabaseOptions {
+        pooler: Pooler::Transaction,
+        listen_urls: vec![world.database.url.as_str().into()],
+        ..options(&pooler.url_of(&world.database.url))
+    };
+    let (stores, caller) =
+        ([store::open(&options).await.unwrap(), store::open(&options).await.unwrap()], world.caller("a").await);
+    let mut nodes = Vec::new();
+    for store in &stores {
+        let node = world.node_on(store.clone()).await;
+        node.engine.start();
+        until_it_hears(store).await;
+        nodes.push(node);
+    }
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(time_to_answer(&nodes[0], &nodes[1], &caller).await);
+    }
+    assert!(median(times.clone()) < AT_ONCE, "{times:?}");
+    for store in stores {
+        store.system().close().await;
+    }
 }
 
 // req: KEEP-17
