@@ -45,4 +45,9 @@ pub trait Authenticator: Send + Sync + 'static {
     /// # Errors
     /// Why the caller is not let in.
     async fn authenticate(&self, authorization: &[&[u8]]) -> Result<AuthContext, AuthRefusal>;
+
+    /// Waits until what was once answered may be answered otherwise, where that is heard.
+    async fn changed(&self) {
+        std::future::pending::<()>().await;
+    }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -30,6 +30,8 @@ const AGING: Duration = Duration::from_secs(3);
 const STALE: Duration = Duration::from_secs(5);
 /// How much longer it is believed while it cannot be read.
 const GRACE: Duration = Duration::from_secs(30);
+/// How soon after one change of tokens the next is looked at.
+const CHANGES_GAP: Duration = Duration::from_millis(100);
 /// Tokens unused for this long are not read again with the others.
 const IN_USE: Duration = Duration::from_secs(60);
 /// How long a request waits for the database when the last attempt to read it failed.
@@ -47,7 +49,10 @@ impl TokenAuthenticator {
     /// If the installation's key cannot be read.
     pub async fn open(store: SystemStore, clock: Arc<dyn Clock>) -> store::Result<Self> {
         let key = TokenKey::new(store.server_key(super::issue::KEY_KIND).await?);
-        Ok(Self(Arc::new(Verifier::new(Box::new(store), clock, key))))
+        let changes = store.token_changes();
+        let verifier = Arc::new(Verifier::new(Box::new(store), clock, key));
+        lifecycle::spawn("token changes", follow_changes(Arc::downgrade(&verifier), changes));
+        Ok(Self(verifier))
     }
 
     /// How many argon2 verifications have run.
@@ -68,6 +73,21 @@ impl Authenticator for TokenAuthenticator {
         } else {
             Err(AuthRefusal::Invalid)
         }
+    }
+
+    async fn changed(&self) {
+        // The verifier keeps the sender.
+        let _ = self.0.revocations.subscribe().changed().await;
+    }
+}
+
+/// Reads the rows again when some may have changed, at most so often.
+async fn follow_changes(verifier: Weak<Verifier>, mut changes: watch::Receiver<()>) {
+    while changes.changed().await.is_ok() {
+        let Some(verifier) = verifier.upgrade() else { return };
+        verifier.read_anew().await;
+        drop(verifier);
+        tokio::time::sleep(CHANGES_GAP).await;
     }
 }
 
@@ -96,6 +116,8 @@ struct Verifier {
     reading: AtomicBool,
     /// Moves whenever such a reading ends.
     readings: watch::Sender<()>,
+    /// Moves when a token that was believed is not any more, as far as that is heard.
+    revocations: watch::Sender<()>,
     /// Whether the last of them failed.
     failed: AtomicBool,
 }
@@ -146,6 +168,7 @@ impl Verifier {
             verifications: AtomicU64::new(0),
             reading: AtomicBool::new(false),
             readings: watch::Sender::default(),
+            revocations: watch::Sender::default(),
             failed: AtomicBool::new(false),
         }
     }
@@ -241,6 +264,18 @@ impl Verifier {
             let reading = Reading(self);
             lifecycle::spawn("token refresh", async move { reading.0.read_rows().await });
         }
+    }
+
+    /// Reads them, in a reading that begins from now on.
+    async fn read_anew(self: &Arc<Self>) {
+        let mut ended = self.readings.subscribe();
+        if self.reading.load(Ordering::Acquire) {
+            let _ = ended.changed().await;
+        }
+        let mut ended = self.readings.subscribe();
+        Arc::clone(self).read_again();
+        let _ = ended.changed().await;
+        self.revocations.send_replace(());
     }
 
     async fn read_rows(&self) {

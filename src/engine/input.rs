@@ -58,6 +58,10 @@ impl Inputs {
         }
     }
 
+    pub(super) fn waits_for(&self, id: InputId) -> bool {
+        self.lock().contains_key(&id)
+    }
+
     pub(super) fn ids(&self) -> Vec<InputId> {
         self.lock().keys().copied().collect()
     }

@@ -63,7 +63,7 @@ use membership::Membership;
 use outcomes::Outcomes;
 use parked::Rounds;
 use runner::Runner;
-use streams::Streams;
+use streams::{Hinted, Streams};
 use subscriptions::Turns;
 use wait::Waiters;
 
@@ -250,6 +250,7 @@ pub struct Engine {
     inputs: Inputs,
     parked: Rounds,
     streams: Streams,
+    hinted: Hinted,
     turns: Turns,
     draining: AtomicBool,
     stopped: CancellationToken,
@@ -280,6 +281,7 @@ impl Engine {
             inputs: Inputs::default(),
             parked: Rounds::new(states),
             streams: Streams::new(events, Arc::clone(&clock)),
+            hinted: Hinted::default(),
             turns: Turns::default(),
             draining: AtomicBool::new(false),
             stopped: CancellationToken::new(),
@@ -294,12 +296,13 @@ impl Engine {
     }
 
     /// Starts heartbeats, recovery, claiming, watching and reaping; they end with [`Self::drain`],
-    /// and what watches for other nodes' signals with [`Self::close`].
+    /// and what hears other nodes and watches for their signals with [`Self::close`].
     pub fn start(self: &Arc<Self>) {
         lifecycle::spawn("heartbeat", Arc::clone(self).heartbeat_loop());
         lifecycle::spawn("recover", Arc::clone(self).recover_loop());
         lifecycle::spawn("claim", Arc::clone(self).claim_loop());
         lifecycle::spawn("watch", Arc::clone(self).watch_loop());
+        lifecycle::spawn("hints", Arc::clone(self).hints_loop());
         lifecycle::spawn("lists", Arc::clone(self).lists_loop());
         lifecycle::spawn("reap", Arc::clone(self).reap_loop());
         lifecycle::spawn("subscriptions", Arc::clone(self).tend_subscriptions_loop());

@@ -43,6 +43,8 @@ pub(super) struct Runner {
     claiming: Mutex<HashSet<LeaseToken>>,
     /// Whether a waiting row may exist that this node knows of; then new tasks do not overtake it.
     waiting: AtomicBool,
+    /// Whether another node has said so since the last look.
+    hinted: AtomicBool,
     /// When the gathered look last found that there was none.
     none_waited: Mutex<Option<Instant>>,
     /// Told when something begins to run.
@@ -109,6 +111,7 @@ impl Runner {
             running: Mutex::default(),
             claiming: Mutex::default(),
             waiting: AtomicBool::new(true), // until the first look says otherwise
+            hinted: AtomicBool::new(false),
             none_waited: Mutex::default(),
             started: Notify::new(),
         }
@@ -128,6 +131,16 @@ impl Runner {
         self.slots.freed.notify_one();
     }
 
+    /// Another node says so. A free slot looks at once; one that is freed later does.
+    pub(super) fn somebody_may_wait(&self) {
+        if self.slots.free() > 0 {
+            self.hinted.store(true, Ordering::SeqCst);
+            self.slots.freed.notify_one();
+        } else {
+            self.waiting.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// What the gathered look that began then has found.
     pub(super) fn was_looked_for(&self, began: Instant, is_waiting: bool) {
         if !is_waiting {
@@ -135,6 +148,10 @@ impl Runner {
         } else if !self.waiting.load(Ordering::SeqCst) {
             self.somebody_waits();
         }
+    }
+
+    pub(super) fn runs(&self, task: TaskId) -> bool {
+        self.lock().contains_key(&task)
     }
 
     pub(super) fn running(&self) -> Vec<TaskId> {
@@ -196,8 +213,9 @@ impl Engine {
             if let Some(at) = lock(&self.runner.none_waited).filter(|_| nobody_waits) {
                 looked = looked.max(at);
             }
+            let is_hinted = self.runner.hinted.swap(false, Ordering::SeqCst);
             // A slot that was freed while nobody waits is worth no question to the database.
-            if nobody_waits && looked.elapsed() < LOOK {
+            if nobody_waits && !is_hinted && looked.elapsed() < LOOK {
                 continue;
             }
             looked = Instant::now();

@@ -99,6 +99,10 @@ impl Waiters {
         }
     }
 
+    pub(super) fn waits_for(&self, task: TaskId) -> bool {
+        self.lock().tasks.contains_key(&task)
+    }
+
     pub(super) fn tasks(&self) -> Vec<TaskId> {
         self.lock().tasks.keys().copied().collect()
     }

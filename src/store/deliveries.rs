@@ -1,6 +1,7 @@
 //! Which stream has put a question to its client, under which JSON-RPC id (INPUT-02, INPUT-14). A question is on one
 //! stream at a time, and every id under which it was ever sent can answer it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -274,9 +275,10 @@ impl<D: Dialect> SqlStore<D> {
         Ok(rows.iter().map(read).collect::<std::result::Result<_, _>>()?)
     }
 
-    pub(super) async fn drop_holds(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<()> {
+    /// Answers of which tasks they are.
+    pub(super) async fn drop_holds(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<Vec<TaskId>> {
         if deliveries.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let deliveries: Arc<[DeliveryId]> = deliveries.into();
         self.again("store.let_go", move |link: Arc<Link<D>>| {
@@ -285,11 +287,12 @@ impl<D: Dialect> SqlStore<D> {
                 let mut session = link.writer().await?;
                 let mut transaction = session.begin().await?;
                 let wanted = deliveries.iter().map(|&id| args![id]).collect();
-                let tasks = ids(&transaction.many(D::TASKS_OF_DELIVERIES, wanted).await?)?;
-                lock_live(&mut transaction, tasks).await?;
+                let tasks: HashSet<Uuid> = ids(&transaction.many(D::TASKS_OF_DELIVERIES, wanted).await?)?;
+                lock_live(&mut transaction, tasks.iter().copied()).await?;
                 let holds = deliveries.iter().map(|&id| args![id, node]).collect();
                 transaction.many(D::LET_GO, holds).await?;
-                transaction.commit().await
+                transaction.commit().await?;
+                Ok(tasks.into_iter().map(TaskId::from_uuid).collect())
             }
         })
         .await

@@ -145,6 +145,8 @@ dialect! {
     const WATCH: Option<&'static str>;
     /// How often it is worth asking whether something changed.
     const WATCH_INTERVAL: Duration;
+    /// Says `$1` to all who listen, if there is such a thing.
+    const NOTIFY: Option<&'static str>;
     /// How long a statement may take before its connection is given up.
     const DEADLINE: Duration;
 

@@ -146,11 +146,12 @@ impl<D: Dialect> SqlStore<D> {
         answer: Answer,
         then: &Afterwards,
         now: Timestamp,
-    ) -> Result<Option<Task>> {
+    ) -> Result<Option<(InputId, Option<Task>)>> {
         let Some((input, task)) = self.asked_by(context, delivery).await? else { return Ok(None) };
         let (delivery, writer) = (Some(delivery), LeaseToken::new());
         let item = Give { context, input, task, delivery, answer, then: then.clone(), now, writer };
-        self.gather(|reply| Write::Answer(Box::new(Job { item, reply }))).await
+        let task = self.gather(|reply| Write::Answer(Box::new(Job { item, reply }))).await?;
+        Ok(Some((input, task)))
     }
 
     pub(super) async fn answer_by_id(

@@ -1,16 +1,19 @@
-//! [`Database`] for [`SqlStore`]: one line a method, in the order of the contract.
+//! [`Database`] for [`SqlStore`]: a line or few a method, in the order of the contract. Here other nodes are told of what was
+//! committed.
 
+use std::iter::once;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use super::dialect::Dialect;
 use super::sql_store::SqlStore;
 use super::tasks::EndTask;
 use super::{
-    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hold, Keyed,
-    Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result, Signal, Spend,
-    StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
+    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hint, Hints,
+    Hold, Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result,
+    Signal, Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
 };
 use crate::domain::clock::Timestamp;
 use crate::domain::context::ContextKey;
@@ -24,10 +27,19 @@ use crate::domain::session::{Session, SessionStream};
 use crate::domain::task::Task;
 use crate::domain::work::{NewTask, UpstreamTask};
 
+/// How often a node looks for everything while it hears other nodes' hints: often enough for what NOTE-09 allows where one is lost.
+const LISTENING: Duration = Duration::from_millis(900);
+
 #[async_trait]
 impl<D: Dialect> Database for SqlStore<D> {
     async fn create(&self, context: ContextId, new: NewTask) -> Result<bool> {
-        self.create_task(context, new).await
+        let (id, session, waits) = (new.id, new.session, new.claim.is_none());
+        let made = self.create_task(context, new).await?;
+        if made {
+            self.wakeups.post(once(Hint::Task(id, session)).filter(|_| session.is_some()));
+            self.wakeups.post(waits.then_some(Hint::Waiting));
+        }
+        Ok(made)
     }
 
     async fn keyed(&self, context: ContextId, key: &str) -> Result<Option<Keyed>> {
@@ -35,7 +47,9 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn unpark(&self, context: ContextId, id: TaskId) -> Result<bool> {
-        self.make_task(context, id).await
+        let made = self.make_task(context, id).await?;
+        self.wakeups.post(made.then_some(Hint::Task(id, None)));
+        Ok(made)
     }
 
     async fn free_key(&self, context: ContextId, key: &str, now: Timestamp) -> Result<()> {
@@ -55,23 +69,30 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn cancel(&self, context: ContextId, id: TaskId, end: End) -> Result<Ended> {
-        self.end_task(EndTask::by_owner(context, id, end)).await
+        Ok(self.told_of_end(self.end_task(EndTask::by_owner(context, id, end)).await?))
     }
 
     async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>> {
-        self.claim_tasks(node, tokens, message, now).await
+        let claims = self.claim_tasks(node, tokens, message, now).await?;
+        self.wakeups.post(claims.iter().map(|claim| Hint::Task(claim.lease.task, claim.work.session)));
+        Ok(claims)
     }
 
     async fn finish(&self, finish: Finish) -> Result<Ended> {
-        self.end_task(EndTask::by_lease(finish)).await
+        Ok(self.told_of_end(self.end_task(EndTask::by_lease(finish)).await?))
     }
 
     async fn note(&self, note: Note) -> Result<Option<Task>> {
-        self.note_task(note).await
+        Ok(self.told_of(self.note_task(note).await?))
     }
 
     async fn release(&self, release: Release) -> Result<bool> {
-        self.release_task(release).await
+        let (task, waits) = (release.task, release.not_before <= release.now);
+        let released = self.release_task(release).await?;
+        if released {
+            self.wakeups.post(once(Hint::Task(task, None)).chain(waits.then_some(Hint::Waiting)));
+        }
+        Ok(released)
     }
 
     async fn queue(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
@@ -87,7 +108,15 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     fn watch_interval(&self) -> Duration {
-        D::WATCH_INTERVAL
+        if self.wakeups.stands() { LISTENING } else { D::WATCH_INTERVAL }
+    }
+
+    fn hints(&self) -> Option<Hints> {
+        self.wakeups.listen()
+    }
+
+    fn token_changes(&self) -> watch::Receiver<()> {
+        self.wakeups.tokens()
     }
 
     async fn watch(&self, watch: Watch) -> Result<News> {
@@ -95,7 +124,11 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn ask(&self, new: NewInput) -> Result<Asked> {
-        self.ask_question(new).await
+        let asked = self.ask_question(new).await?;
+        if let Asked::Stored(task) | Asked::Adopted { task, .. } = &asked {
+            self.wakeups.task(task);
+        }
+        Ok(asked)
     }
 
     async fn take_answer(&self, input: InputId, token: LeaseToken) -> Result<Taken> {
@@ -109,7 +142,7 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        self.withdraw(input, token, then, now).await
+        Ok(self.told_of_closing(Some(input), self.withdraw(input, token, then, now).await?))
     }
 
     async fn hand_over(&self, task: TaskId, token: LeaseToken, to: UpstreamTask, now: Timestamp) -> Result<bool> {
@@ -136,7 +169,8 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        self.answer_question(context, id, answer, then, now).await
+        let (input, task) = self.answer_question(context, id, answer, then, now).await?.unzip();
+        Ok(self.told_of_closing(input, task.flatten()))
     }
 
     async fn answer_waiting(
@@ -147,7 +181,7 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        self.answer_by_id(context, input, answer, then, now).await
+        Ok(self.told_of_closing(Some(input.1), self.answer_by_id(context, input, answer, then, now).await?))
     }
 
     async fn asking(&self, context: ContextId, task: TaskId) -> Result<Option<(Task, Vec<Waiting>)>> {
@@ -217,15 +251,21 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn let_go(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<()> {
-        self.drop_holds(node, deliveries).await
+        let tasks = self.drop_holds(node, deliveries).await?;
+        self.wakeups.post(tasks.into_iter().map(|task| Hint::Task(task, None)));
+        Ok(())
     }
 
     async fn let_go_dead_nodes(&self) -> Result<u64> {
-        self.drop_dead_holds().await
+        let freed = self.drop_dead_holds().await?;
+        self.wakeups.post((freed > 0).then_some(Hint::Anything));
+        Ok(freed)
     }
 
     async fn signal(&self, signal: Signal) -> Result<()> {
-        self.add_signal(signal).await
+        self.add_signal(signal).await?;
+        self.wakeups.post([Hint::Signals]);
+        Ok(())
     }
 
     async fn reap_signals(&self, before: Timestamp, limit: u32) -> Result<u64> {
@@ -277,7 +317,7 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn end(&self, id: TaskId, end: End) -> Result<Ended> {
-        self.end_task(EndTask::by_system(id, end)).await
+        Ok(self.told_of_end(self.end_task(EndTask::by_system(id, end)).await?))
     }
 
     async fn reap(&self, now: Timestamp, limit: u32) -> Result<u64> {
@@ -297,7 +337,9 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn end_session(&self, context: ContextId, id: SessionId) -> Result<bool> {
-        self.delete_session(context, id).await
+        let ended = self.delete_session(context, id).await?;
+        self.wakeups.post(ended.then_some(Hint::SessionEnded(id)));
+        Ok(ended)
     }
 
     async fn session_initialized(&self, context: ContextId, id: SessionId) -> Result<()> {
@@ -349,11 +391,15 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn revoke_token(&self, id: TokenId, now: Timestamp) -> Result<bool> {
-        self.revoke(id, now).await
+        let revoked = self.revoke(id, now).await?;
+        self.wakeups.post(revoked.then_some(Hint::Token(id)));
+        Ok(revoked)
     }
 
     async fn expire_token(&self, id: TokenId, at: Timestamp) -> Result<bool> {
-        self.expire(id, at).await
+        let moved = self.expire(id, at).await?;
+        self.wakeups.post(moved.then_some(Hint::Token(id)));
+        Ok(moved)
     }
 
     async fn server_key(&self, kind: &str) -> Result<[u8; 32]> {
@@ -437,5 +483,24 @@ impl<D: Dialect> Database for SqlStore<D> {
 
     async fn reap_subscriptions(&self, limit: u32) -> Result<u64> {
         self.delete_orphaned_subscriptions(limit).await
+    }
+}
+
+impl<D: Dialect> SqlStore<D> {
+    fn told_of(&self, task: Option<Task>) -> Option<Task> {
+        task.inspect(|task| self.wakeups.task(task))
+    }
+
+    fn told_of_end(&self, ended: Ended) -> Ended {
+        if let Ended::Done(task) = &ended {
+            self.wakeups.task(task);
+        }
+        ended
+    }
+
+    /// If the question was closed by this.
+    fn told_of_closing(&self, input: Option<InputId>, task: Option<Task>) -> Option<Task> {
+        self.wakeups.post(input.filter(|_| task.is_some()).map(Hint::Input));
+        self.told_of(task)
     }
 }

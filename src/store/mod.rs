@@ -19,6 +19,7 @@ mod contexts;
 mod deliveries;
 mod dialect;
 mod handles;
+mod hints;
 mod inputs;
 mod keyed;
 mod keys;
@@ -46,6 +47,7 @@ mod targets;
 mod tasks;
 mod tokens;
 mod upstream_tasks;
+mod wakeup;
 mod watch;
 
 use std::sync::Arc;
@@ -68,6 +70,7 @@ use crate::domain::work::{Claim, NewTask, UpstreamTask};
 
 pub use deliveries::{Delivered, Held, Hold, Last, Purpose, Renamed};
 pub use handles::{ScopedStore, Store, SystemStore};
+pub use hints::Hint;
 pub use inputs::{Afterwards, Asked, NewInput, OpenInput, Taken, Waiting};
 pub use keyed::Keyed;
 pub use migrate::{check_migrations, migrate};
@@ -78,6 +81,7 @@ pub use rounds::{Given, Parked, Spend};
 pub use sessions::StreamPlace;
 pub use signals::{Signal, SignalKind};
 pub use tokens::TokenRecord;
+pub use wakeup::Hints;
 pub use watch::{Closed, Closing, News, Watch};
 
 /// Why the store could not answer. "Not found" is never an error here.
@@ -263,8 +267,12 @@ pub trait Database: Send + Sync + 'static {
     /// False only if nothing can have changed since the last call that answered true. Costs no query on SQLite; always true
     /// on PostgreSQL.
     async fn may_have_changed(&self) -> Result<bool>;
-    /// How often it is worth asking [`Self::may_have_changed`].
+    /// How often it is worth asking [`Self::may_have_changed`]: more often while other nodes' hints are not heard.
     fn watch_interval(&self) -> Duration;
+    /// Begins to hear other nodes' hints, for one reader; `None` where there is no such thing, and where one reads already.
+    fn hints(&self) -> Option<Hints>;
+    /// Moves when a token may have been revoked, or may expire earlier, as far as that is heard.
+    fn token_changes(&self) -> tokio::sync::watch::Receiver<()>;
 
     /// One gathered question for all that waits on this node: one statement. To be asked when [`Self::may_have_changed`].
     async fn watch(&self, watch: Watch) -> Result<News>;

@@ -68,7 +68,7 @@ pub async fn open(options: &DatabaseOptions) -> Result<Store, OpenError> {
         }
         Target::Postgres(targets) => {
             refuse_pending(migrate::check_postgres(options, &targets).await?)?;
-            Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &targets))))
+            Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &targets)?)))
         }
     })
 }

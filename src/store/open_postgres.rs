@@ -12,7 +12,7 @@ use super::dialect::Dialect as _;
 use super::link::{Link, Own, Shared};
 use super::open::OpenError;
 use super::options::{DatabaseOptions, Pooler};
-use super::postgres::PostgresDialect;
+use super::postgres::{Listening, PostgresDialect};
 use super::sql::Fault;
 use super::sql_store::Connections;
 use super::targets::Targets;
@@ -61,20 +61,28 @@ pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgC
     }
 }
 
-pub fn connections(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Connections<PostgresDialect> {
+/// # Errors
+/// If a URL to listen at cannot be used.
+pub fn connections(
+    options: &DatabaseOptions,
+    targets: &Targets<PgConnectOptions>,
+) -> Result<Connections<PostgresDialect>, OpenError> {
+    let listen = options.listen_target()?.unwrap_or_default();
+    let ears = Listening::at(listen.iter().map(|server| base_options(options, server)).collect());
     let targets = Arc::new(targets.map(|target| service_options(options, target)));
     let shared = Shared { targets, doubt: Arc::default(), pooler: options.pooler };
     let own = |_| Own::new(&shared);
-    // One of the owned ones is the heartbeat's.
-    let most = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
+    // One of the owned ones is the heartbeat's, one listens.
+    let most = options.max_connections.saturating_sub(WRITERS + READERS + 2).max(2);
     let of_pool = shared.clone();
-    Connections {
+    Ok(Connections {
         link: Link::new(Box::new(move |target| pool(most, &of_pool, target)), None, shared.clone()),
         writers: (0..WRITERS).map(own).collect(),
         readers: (0..READERS).map(own).collect(),
         heart: own(0),
         watch: None,
-    }
+        ears,
+    })
 }
 
 fn pool(most: u32, shared: &Shared<PostgresDialect>, target: &PgConnectOptions) -> PgPool {

@@ -60,6 +60,7 @@ pub fn connections(path: &Path) -> Connections<SqliteDialect> {
         readers: vec![Own::new(&reading)],
         heart: writer,
         watch: Some(Own::new(&reading)),
+        ears: None,
     }
 }
 

@@ -12,7 +12,10 @@ use super::nodes::lost;
 use super::sql::{Arg, Args, Fault, claim_columns, task_columns};
 
 mod inputs;
+mod listen;
 mod watch;
+
+pub use listen::Listening;
 
 /// See [`Dialect`].
 pub struct PostgresDialect;
@@ -37,7 +40,8 @@ impl Dialect for PostgresDialect {
         SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
     const WATCH: Option<&'static str> = None;
-    const WATCH_INTERVAL: Duration = Duration::from_millis(300);
+    const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+    const NOTIFY: Option<&'static str> = Some(listen::NOTIFY);
     const DEADLINE: Duration = Duration::from_secs(5);
 
     const CLOCK: &'static str = concat!("SELECT ", clock!(), " AS now");

@@ -18,6 +18,7 @@ use super::inputs::{Ask, Give};
 use super::link::{Link, Own};
 use super::sql::{Args, Cells, Fault};
 use super::tasks::{Create, EndTask, Look, look_up};
+use super::wakeup::{Ears, Wakeups};
 use super::{Result, StoreError};
 use crate::lifecycle;
 
@@ -35,6 +36,7 @@ pub struct SqlStore<D: Dialect> {
     readers: Vec<Arc<Own<D>>>,
     writers: Vec<Arc<Own<D>>>,
     watch: Option<Arc<Watch<D>>>,
+    pub(super) wakeups: Arc<Wakeups>,
     pub(super) writes: Gatherer<Write>,
     pub(super) looks: Gatherer<Look>,
 }
@@ -50,6 +52,8 @@ pub struct Connections<D: Dialect> {
     pub heart: Arc<Own<D>>,
     /// That which learns of other connections' commits, where there is such a thing.
     pub watch: Option<Arc<Own<D>>>,
+    /// Where other nodes' hints are heard, if they are.
+    pub ears: Option<Box<dyn Ears>>,
 }
 
 struct Watch<D: Dialect> {
@@ -83,12 +87,15 @@ impl Gathered for Write {
 
 impl<D: Dialect> SqlStore<D> {
     pub fn new(connections: Connections<D>) -> Self {
-        let Connections { link, writers, readers, heart, watch } = connections;
+        let Connections { link, writers, readers, heart, watch, ears } = connections;
         let link = Arc::new(link);
         link.leave_others(writers.iter().chain(&readers).chain([&heart]).cloned());
         let write_lanes = writers.iter().map(|own| write_lane(Arc::clone(own))).collect();
         let look_lanes = readers.iter().map(|own| look_lane(Arc::clone(own))).collect();
+        // By the heartbeat's connection, which is idle as a rule and goes first where it is not.
+        let wakeups = Wakeups::start(&heart, ears);
         Self {
+            wakeups,
             link,
             heart,
             readers,
@@ -197,6 +204,7 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn close_all(&self) {
         self.writes.close().await;
         self.looks.close().await;
+        self.wakeups.close().await;
         let owned = self.writers.iter().chain(&self.readers).chain([&self.heart]);
         for own in owned.chain(self.watch.as_ref().map(|watch| &watch.own)) {
             own.close().await;
@@ -221,6 +229,12 @@ impl<D: Dialect> SqlStore<D> {
             Ok(before.is_none() || *last != before)
         })
         .await
+    }
+}
+
+impl<D: Dialect> Drop for SqlStore<D> {
+    fn drop(&mut self) {
+        self.wakeups.end();
     }
 }
 

@@ -48,6 +48,7 @@ impl Dialect for SqliteDialect {
     const MANY_IS_SEVERAL_STATEMENTS: bool = true;
     const WATCH: Option<&'static str> = Some("PRAGMA data_version");
     const WATCH_INTERVAL: Duration = Duration::from_millis(20);
+    const NOTIFY: Option<&'static str> = None;
     /// Above the busy time-out of 10 s, which must have its turn first.
     const DEADLINE: Duration = Duration::from_secs(15);
 

@@ -53,6 +53,11 @@ impl World {
         self.node_of(self.database.another().await, self.clock.clone()).await
     }
 
+    /// The same with this store, which leads to the world's database.
+    pub async fn node_on(&self, store: Store) -> Node {
+        self.node_of(store, self.clock.clone()).await
+    }
+
     async fn node_of(&self, store: Store, clock: Arc<dyn Clock>) -> Node {
         let script = Script::new();
         let parts = EngineParts {

@@ -2,6 +2,7 @@
 
 pub mod directed;
 pub mod harness;
+mod hints;
 mod input;
 mod keyed;
 mod lifecycle;

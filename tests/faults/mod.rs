@@ -2,6 +2,7 @@
 
 mod failover;
 mod link;
+mod listening;
 mod pool;
 mod promotion;
 mod questions;

@@ -18,6 +18,13 @@ pub mod server;
 pub mod tasks;
 pub mod waiting;
 
+/// How often a case is repeated: so many times as a rule, as often as `TASKHOLD_TEST_ROUNDS` says in a long run.
+pub fn rounds(usual: usize) -> usize {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the tests")]
+    let said = std::env::var("TASKHOLD_TEST_ROUNDS");
+    said.map_or(usual, |said| said.parse().expect("TASKHOLD_TEST_ROUNDS is a number"))
+}
+
 /// Runs each case on each database.
 macro_rules! contract {
     ($($case:ident),* $(,)?) => {

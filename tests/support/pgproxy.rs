@@ -35,6 +35,7 @@ struct Shared {
     arms: Mutex<Vec<Arm>>,
     refusing: AtomicBool,
     full: AtomicBool,
+    deaf: AtomicBool,
     accepted: AtomicUsize,
     /// Cancelled, and replaced, to reset or to blackhole all links there are.
     links: Mutex<Links>,
@@ -63,6 +64,7 @@ impl PgProxy {
             arms: Mutex::default(),
             refusing: AtomicBool::new(false),
             full: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             links: Mutex::default(),
             stop: CancellationToken::new(),
@@ -107,6 +109,11 @@ impl PgProxy {
     /// Whether new links are told that the server has no place for them.
     pub fn fill(&self, full: bool) {
         self.shared.full.store(full, Ordering::SeqCst);
+    }
+
+    /// Whether notifications are lost on all links, and nothing else.
+    pub fn deafen(&self, deaf: bool) {
+        self.shared.deaf.store(deaf, Ordering::SeqCst);
     }
 
     /// How many links were opened so far.
@@ -210,7 +217,15 @@ impl Shared {
         let mut armed: Option<Arm> = None;
         loop {
             let message = Message::read(&mut server).await?;
-            if blackhole.is_cancelled() {
+            let is_notification = message.kind == b'A';
+            if blackhole.is_cancelled() || is_notification && self.deaf.load(Ordering::SeqCst) {
+                continue;
+            }
+            if is_notification && armed.is_none() {
+                // Comes between the rounds, or before the next answer: nothing is held for it.
+                held.extend(&message.bytes);
+                client.write_all(&held).await?;
+                held.clear();
                 continue;
             }
             if armed.is_none() {

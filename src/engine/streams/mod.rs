@@ -11,6 +11,7 @@
 mod delivery;
 mod follow;
 mod heard;
+mod hints;
 mod in_flight;
 mod line;
 mod listen;
@@ -26,6 +27,7 @@ mod signals;
 mod updates;
 
 pub use delivery::{Delivery, Step};
+pub(super) use hints::Hinted;
 pub use listen::{Listening, News, Wants};
 pub use open::Resume;
 pub use plain::{Asked, Logs};

@@ -90,8 +90,7 @@ impl Streams {
     /// it had, from whichever node.
     pub(super) fn held(&self) -> HashMap<DeliveryId, Option<u64>> {
         let state = self.lock();
-        let key = |held: &Held| state.is_settled(held).then_some(held.target.key);
-        state.held.iter().map(|(delivery, held)| (*delivery, key(held))).collect()
+        state.held.iter().map(|(delivery, held)| (*delivery, state.key_of(held))).collect()
     }
 
     pub(super) fn find(&self, question: &OpenInput) -> Found {
@@ -157,6 +156,11 @@ impl Streams {
 }
 
 impl State {
+    /// The key of the stream that has the question; `None` while that takes back what it had.
+    pub(super) fn key_of(&self, held: &Held) -> Option<u64> {
+        self.is_settled(held).then_some(held.target.key)
+    }
+
     /// Whether the stream of a question is open, and has taken back what it had.
     fn is_settled(&self, Held { subject, target, .. }: &Held) -> bool {
         let mut results = self.results.get(&subject.task).into_iter().flatten();

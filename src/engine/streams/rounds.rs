@@ -14,29 +14,36 @@ use super::signals::OVERLAP;
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, SessionId, TaskId};
 use crate::engine::Engine;
-use crate::store::{News, StoreError, Watch};
+use crate::store::{Hint, News, StoreError, Watch};
 
 /// How much longer than the interval a pause after a slow round is.
 const MOST_LONGER: Duration = Duration::from_millis(250);
+
+/// The least time from one round to the next, whatever other nodes hint at.
+const LEAST: Duration = Duration::from_millis(100);
 
 impl Engine {
     pub(in crate::engine) async fn watch_loop(self: Arc<Self>) {
         self.watch_until_stopped().await;
         // Calls that are no tasks may be under way still.
-        let interval = self.store.system().watch_interval();
         while !self.closed.is_cancelled() {
+            let began = Instant::now();
             if let Err(error) = self.hear_once().await {
                 tracing::debug!(%error, "cannot ask for signals; asking again");
             }
+            let next = began + self.store.system().watch_interval();
             tokio::select! {
-                () = tokio::time::sleep(interval) => {}
+                () = tokio::time::sleep_until(next) => {}
+                () = self.hinted.told.notified() => {
+                    self.hinted.take();
+                    tokio::time::sleep_until(next.min(began + LEAST)).await;
+                }
                 () = self.closed.cancelled() => return,
             }
         }
     }
 
     async fn watch_until_stopped(self: &Arc<Self>) {
-        let interval = self.store.system().watch_interval();
         while !self.stopped.is_cancelled() {
             let is_idle = self.waiters.tasks().is_empty() && self.runner.running().is_empty();
             if is_idle && !self.streams.listens() && self.streams.listened().is_empty() {
@@ -51,9 +58,30 @@ impl Engine {
             if let Err(error) = self.watch_once().await {
                 tracing::debug!(%error, "cannot ask for news; asking again");
             }
+            let pause = pause_after(self.store.system().watch_interval(), began.elapsed());
             tokio::select! {
-                () = tokio::time::sleep(pause_after(interval, began.elapsed())) => {}
+                () = self.follow_hints_until(Instant::now() + pause) => {}
                 () = self.stopped.cancelled() => return,
+            }
+        }
+    }
+
+    /// Looks at what other nodes hint at, until it is time for the next round; that is at once, or almost, if they may have done
+    /// anything.
+    async fn follow_hints_until(self: &Arc<Self>, mut next: Instant) {
+        loop {
+            let soon = Instant::now() + LEAST;
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => return,
+                () = self.hinted.told.notified() => {}
+            }
+            let hints = self.hinted.take();
+            if hints.contains(&Hint::Anything) {
+                next = next.min(soon);
+            } else if !hints.is_empty()
+                && let Err(error) = self.look_at_hinted(hints).await
+            {
+                tracing::debug!(%error, "cannot look at what other nodes hint at; the next round does");
             }
         }
     }
@@ -142,7 +170,7 @@ impl Engine {
     }
 
     /// `alive` are the tasks that streams here have shown.
-    async fn take_news(self: &Arc<Self>, news: News, alive: &HashMap<TaskId, ContextId>) {
+    pub(super) async fn take_news(self: &Arc<Self>, news: News, alive: &HashMap<TaskId, ContextId>) {
         let mut shown: HashMap<_, _> = news.over.iter().map(|(context, task)| (*task, *context)).collect();
         shown.extend(news.ended.iter().filter_map(|task| Some((*task, *alive.get(task)?))));
         for task in &news.changed {
@@ -178,7 +206,7 @@ fn pause_after(interval: Duration, round: Duration) -> Duration {
 
 impl Streams {
     /// When the last round that came to its end began.
-    fn last_round(&self, now: Timestamp) -> Timestamp {
+    pub(super) fn last_round(&self, now: Timestamp) -> Timestamp {
         match self.last_round.load(Ordering::SeqCst) {
             0 => now,
             micros => Timestamp::from_micros(micros),

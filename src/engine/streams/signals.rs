@@ -1,6 +1,6 @@
 //! Hints from node to node, as rows that each node's round finds. One that is lost costs a wait.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +32,14 @@ const MOST_GIVEN_BYTES: usize = 4 << 20;
 
 /// Sessions that were heard to have ended, for as long as they may be remembered elsewhere in this process.
 #[derive(Default)]
-pub(super) struct Ended(Mutex<HashMap<SessionId, Timestamp>>);
+pub(super) struct Ended(Mutex<LastEnded>);
+
+#[derive(Default)]
+struct LastEnded {
+    sessions: HashSet<SessionId>,
+    /// The same, in the order in which they were heard of.
+    order: VecDeque<(Timestamp, SessionId)>,
+}
 
 /// Longer than a session is remembered without a look at its row.
 const ENDED_KEPT: Duration = Duration::from_secs(60);
@@ -40,12 +47,16 @@ const ENDED_KEPT: Duration = Duration::from_secs(60);
 impl Ended {
     pub(super) fn add(&self, session: SessionId, now: Timestamp) {
         let mut ended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.retain(|_, heard| now.since(*heard) < ENDED_KEPT);
-        ended.insert(session, now);
+        while let Some((_, old)) = ended.order.pop_front_if(|(heard, _)| now.since(*heard) >= ENDED_KEPT) {
+            ended.sessions.remove(&old);
+        }
+        if ended.sessions.insert(session) {
+            ended.order.push_back((now, session));
+        }
     }
 
     fn has(&self, session: SessionId) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&session)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).sessions.contains(&session)
     }
 }
 
@@ -394,6 +405,19 @@ mod tests {
         let next = Timestamp::from_micros(8_000_000);
         assert!((0..MOST_GIVEN).all(|_| rates.admits(a, 1, next)));
         assert!(!rates.admits(a, 1, next) && rates.admits(b, 1, next));
+    }
+
+    #[test]
+    fn ended_sessions_are_remembered_for_a_while() {
+        let (ended, [first, second]) = (Ended::default(), [SessionId::new(), SessionId::new()]);
+        let at = |seconds: i64| Timestamp::from_micros(seconds * 1_000_000);
+        ended.add(first, at(0));
+        ended.add(second, at(30));
+        ended.add(first, at(59));
+        assert!(ended.has(first) && ended.has(second));
+        ended.add(second, at(60));
+        assert!(!ended.has(first) && ended.has(second));
+        assert_eq!(ended.0.lock().unwrap().order.len(), 1);
     }
 
     #[test]

@@ -167,7 +167,10 @@ pub(super) fn watch(
     let identified = caller.is_identified();
     let revoked = async move {
         loop {
-            tokio::time::sleep(VERIFY_EVERY).await;
+            tokio::select! {
+                () = tokio::time::sleep(VERIFY_EVERY) => {}
+                () = auth.changed() => {}
+            }
             let values: Vec<&[u8]> = authorization.iter().map(|value| &**value).collect();
             match auth.authenticate(&values).await {
                 Err(AuthRefusal::Invalid | AuthRefusal::Missing | AuthRefusal::Malformed) => return,

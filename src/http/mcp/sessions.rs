@@ -140,10 +140,12 @@ impl Sessions {
     ) -> Result<(), NoSession> {
         let id = named(headers)?;
         self.forget(caller, id);
+        let session = self.store.scoped(caller).session(id).await?;
+        let was_good = session.is_some_and(|session| engine.now().since(session.last_used) <= self.idle);
         let ended = engine.end_session(caller, id).await?;
         // It may have been looked up meanwhile.
         self.forget(caller, id);
-        if ended { Ok(()) } else { Err(NoSession::Unknown) }
+        if ended && was_good { Ok(()) } else { Err(NoSession::Unknown) }
     }
 
     /// It has ended, at this node or another.

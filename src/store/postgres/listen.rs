@@ -1,0 +1,69 @@
+//! Wake-ups by LISTEN and NOTIFY. The channel is named after the schema in which the tables are: two installs in two schemas
+//! of one database do not hear each other.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::{Executor as _, Row as _};
+
+use super::super::sql::Fault;
+use super::super::wakeup::{Ear, Ears};
+
+/// A statement of its own, after the commit: in a task's transaction it would hold a lock of the whole server until that ends.
+pub const NOTIFY: &str = "
+    SELECT pg_notify('taskhold_' || relnamespace, $1) IS NULL FROM pg_class WHERE oid = 'nodes'::regclass";
+const CHANNEL: &str = "SELECT 'taskhold_' || relnamespace FROM pg_class WHERE oid = 'nodes'::regclass";
+/// How long the server's connection may take to be made.
+const ACQUIRE: Duration = Duration::from_secs(3);
+
+/// The servers to listen at: one at a time, the next one when that is of no use. Whether it is, shows what comes back.
+pub struct Listening {
+    servers: Vec<PgConnectOptions>,
+    turns: AtomicUsize,
+}
+
+impl Listening {
+    /// `None` where there is no server to listen at.
+    pub fn at(servers: Vec<PgConnectOptions>) -> Option<Box<dyn Ears>> {
+        (!servers.is_empty()).then(|| Box::new(Self { servers, turns: AtomicUsize::new(0) }) as _)
+    }
+}
+
+#[async_trait]
+impl Ears for Listening {
+    async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
+        let server = &self.servers[self.turns.load(Ordering::SeqCst) % self.servers.len()];
+        // sqlx takes a listener's connection from a pool: this one has no other, and is left to nobody.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(ACQUIRE)
+            .test_before_acquire(false)
+            .connect_lazy_with(server.clone());
+        let mut listener = PgListener::connect_with(&pool).await.map_err(Fault::no_connection)?;
+        // What was said until it listens again would be missed without a word: a lost one is given up, and another opened.
+        listener.eager_reconnect(false);
+        let channel: String = (&mut listener).fetch_one(CHANNEL).await?.try_get(0)?;
+        listener.listen(&channel).await?;
+        Ok(Box::new(Listener(listener)))
+    }
+
+    fn turn(&self) {
+        self.turns.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Listener(PgListener);
+
+#[async_trait]
+impl Ear for Listener {
+    async fn next(&mut self) -> Result<String, Fault> {
+        match self.0.try_recv().await? {
+            Some(notification) => Ok(notification.payload().to_owned()),
+            None => Err(Fault::link("the connection was closed")),
+        }
+    }
+}
