@@ -3,6 +3,7 @@
 pub mod client;
 pub mod database;
 pub mod events;
+pub mod fixtures;
 pub mod host;
 pub mod modern;
 pub mod pgproxy;

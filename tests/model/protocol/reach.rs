@@ -35,7 +35,7 @@ impl Reach {
                     fair_from.push(Vec::new());
                     states.len() - 1
                 });
-                if step.is_fair() {
+                if step.is_fair(&states[at]) {
                     fair_from[number].push(at);
                 }
             }
