@@ -15,6 +15,7 @@ use taskhold::executor::Attempt;
 
 use super::directed;
 use super::harness::{Node, World, call};
+use super::places::session;
 use super::queue::claim_next;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
@@ -300,7 +301,7 @@ async fn a_stop_does_not_wait_for_ever(database: TestDatabase) {
 // req: KEEP-10, INPUT-05
 async fn a_stop_hands_back_at_once_what_asks_and_may_be_repeated(database: TestDatabase) {
     let world = World::new(database).await;
-    let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    let (leaving, staying, caller) = (world.node().await, world.node().await, session(&world).await);
     let task = leaving.create(&caller, "again").await;
     let work = leaving.script.next().await;
     let _asked = work.ask(how_many());
@@ -319,7 +320,7 @@ async fn a_stop_hands_back_at_once_what_asks_and_may_be_repeated(database: TestD
 // req: KEEP-10, INPUT-05
 async fn a_stop_gives_its_time_to_what_asks_and_may_not_be_repeated(database: TestDatabase) {
     let world = World::new(database).await;
-    let (leaving, staying, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    let (leaving, staying, caller) = (world.node().await, world.node().await, session(&world).await);
     let tasks = [leaving.create(&caller, "once").await, leaving.create(&caller, "once").await];
     let works = [leaving.script.next().await, leaving.script.next().await];
     for (task, work) in tasks.iter().zip(&works) {
@@ -328,9 +329,9 @@ async fn a_stop_gives_its_time_to_what_asks_and_may_not_be_repeated(database: Te
     }
     let [answered, unanswered] = works;
     let engine = Arc::clone(&leaving.engine);
-    let drain = tokio::spawn(async move { engine.drain(Duration::from_millis(500)).await });
+    let drain = tokio::spawn(async move { engine.drain(Duration::from_secs(2)).await });
     answered.answer("in time");
-    assert_eq!(staying.engine.result(&caller, tasks[0].id).await.unwrap().1, result("in time"));
+    until_status(&staying, &caller, tasks[0].id, Status::Ended(Ending::Completed)).await;
     assert!(!unanswered.stop.is_cancelled(), "it waits on");
     drain.await.unwrap();
     // The server that asked ends with this node: no answer could reach it any more.

@@ -38,6 +38,9 @@ impl Fixture {
         let name = if backend == Backend::Sqlite { "sqlite" } else { "postgres" };
         let read = |file: &str| std::fs::read_to_string(format!("{FOLDER}/{file}")).expect("the fixture is there");
         let database = EmptyDatabase::new(backend).await;
+        if let Some(file) = database.url.strip_prefix("sqlite://") {
+            std::fs::write(file, "").expect("the file can be made");
+        }
         run(&database.url, &read(&format!("{name}.sql"))).await;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_micros();
         let killed = number(&database.url, "SELECT MAX(updated) FROM tasks").await;
