@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::{Anonymous, Authenticator, TokenAuthenticator};
-use crate::config::{self, AuthMode, Config};
+use crate::config::{self, AuthMode, Config, ServerConfig};
 use crate::domain::clock::{Clock, SystemClock};
 use crate::engine::{Engine, EngineParts, EngineRules, InputRules, RoundRules};
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
@@ -66,13 +66,14 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
     engine.start();
 
     let counts = Arc::new(Counts::default());
-    let (drain, closing) = (CancellationToken::new(), CancellationToken::new());
+    let [leaving, drain, closing] = [(); 3].map(|()| CancellationToken::new());
     let router = http::router(HttpState {
         engine: Arc::clone(&engine),
         auth,
         store: store.clone(),
         rules: http_rules(&config, address),
         counts: Arc::clone(&counts),
+        leaving: leaving.clone(),
         drain: drain.clone(),
     });
     let rules = ServerRules { connections: config.limits.connections, ..ServerRules::default() };
@@ -83,14 +84,20 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
     );
     let announced = announce(Ready { address, store: store.clone(), clock: Arc::clone(&clock) }).await;
 
-    let period = if announced.is_ok() {
+    let (delay, period) = if announced.is_ok() {
         let signal = signals.next().await;
-        tracing::info!(signal, drain_s = config.server.drain.as_secs(), "stopping: running work gets time to end");
-        config.server.drain
+        // Before anything else, so that load balancers send new requests elsewhere.
+        leaving.cancel();
+        let ServerConfig { drain, drain_delay, .. } = config.server;
+        let (delay_s, drain_s) = (drain_delay.as_secs(), drain.as_secs());
+        tracing::info!(signal, delay_s, drain_s, "stopping: running work gets time to end");
+        (drain_delay, drain)
     } else {
-        Duration::ZERO
+        (Duration::ZERO, Duration::ZERO)
     };
     let stopping = async {
+        // Those that still come meanwhile are served like any.
+        tokio::time::sleep(delay).await;
         let began = clock.boot();
         // Who waits for a task goes to another node; the listener stays, so that readiness can be asked.
         drain.cancel();

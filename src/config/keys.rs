@@ -110,6 +110,12 @@ pub const KEYS: &[Key] = &[
         "How long a stopping service lets running calls finish before it gives them back. It waits as long for answers that are being read, but not for a client that takes nothing of its answer for 3 s.",
     ),
     Key::new(
+        "server.drain_delay",
+        duration(Duration::ZERO, DAY),
+        "0s",
+        "How long a service that was asked to stop serves on as before, while `/readyz` says that it is not ready: the time that load balancers need to send their requests elsewhere. `server.drain` begins after it.",
+    ),
+    Key::new(
         "database.url",
         Kind::DatabaseUrl,
         "sqlite://taskhold.db",

@@ -14,6 +14,7 @@ pub struct ServerConfig {
     pub allowed_hosts: Vec<String>,
     pub allowed_origins: Vec<String>,
     pub drain: Duration,
+    pub drain_delay: Duration,
 }
 
 impl ServerConfig {
@@ -24,6 +25,7 @@ impl ServerConfig {
             allowed_hosts: settings.list("server.allowed_hosts"),
             allowed_origins: settings.list("server.allowed_origins"),
             drain: settings.duration("server.drain"),
+            drain_delay: settings.duration("server.drain_delay"),
         }
     }
 

@@ -43,6 +43,12 @@ impl RestartPolicy {
             _ => None,
         }
     }
+
+    /// Whether a call whose outcome is lost with this attempt is made again.
+    #[must_use]
+    pub const fn repeats(self, attempt: u32, attempts_allowed: u32) -> bool {
+        matches!(self, Self::Retry) && attempt < attempts_allowed
+    }
 }
 
 /// How long a retry waits (KEEP-08): 1 s, doubled for each attempt made, up to 60 s, give or take 20 %.
@@ -67,6 +73,14 @@ mod tests {
             [0, 1, 2, -1].map(RestartPolicy::from_code),
             [Some(RestartPolicy::Retry), Some(RestartPolicy::Fail), None, None]
         );
+    }
+
+    // req: KEEP-07, KEEP-08
+    #[test]
+    fn only_retries_repeat_and_only_while_attempts_are_left() {
+        let repeats = |policy: RestartPolicy| [1, 2, 3, 4].map(|attempt| policy.repeats(attempt, 3));
+        assert_eq!(repeats(RestartPolicy::Retry), [true, true, false, false]);
+        assert_eq!(repeats(RestartPolicy::Fail), [false; 4]);
     }
 
     // req: KEEP-08

@@ -72,6 +72,13 @@ impl Membership {
         boot.saturating_sub(self.lock().last_beat) < FRESH
     }
 
+    /// Whether a call that was claimed by this id may be sent: others may be about to take it over, or have done so, when its
+    /// last heartbeat is old or this node goes on under another id.
+    pub(super) fn may_dispatch(&self, claimed_by: NodeId, boot: Duration) -> bool {
+        let state = self.lock();
+        state.node == claimed_by && boot.saturating_sub(state.last_beat) < FRESH
+    }
+
     /// Whether this node has reported well enough to say of others that they have not. One that stood still until now has not,
     /// whatever it did before.
     pub(super) fn may_judge(&self, boot: Duration) -> bool {
@@ -195,5 +202,29 @@ impl Engine {
         if let Err(error) = self.store.system().retire_node(self.membership.node()).await {
             tracing::debug!(%error, "this node could not be retired; others will find its heartbeat missing");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The process stood still with a claim in its hands, long enough to be declared dead, and joined again before it came to
+    // send the call: by then another node may run it.
+    #[test]
+    fn a_claim_of_an_earlier_id_is_not_dispatched_however_fresh_the_new_one_is() {
+        let (old, new) = (NodeId::new(), NodeId::new());
+        let state = State {
+            node: old,
+            last_beat: Duration::ZERO,
+            on_time: 0,
+            beats: 0,
+            look_due: false,
+            reaper_held_until: Duration::ZERO,
+        };
+        let membership = Membership { state: Mutex::new(state) };
+        assert!(membership.may_dispatch(old, FRESH / 2) && !membership.may_dispatch(old, FRESH));
+        membership.reborn(new, LEASE);
+        assert!(!membership.may_dispatch(old, LEASE) && membership.may_dispatch(new, LEASE));
     }
 }

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use super::Engine;
 use super::membership::{HEARTBEAT, LEASE};
 use crate::domain::clock::Timestamp;
-use crate::domain::lease::{RestartPolicy, backoff};
+use crate::domain::lease::backoff;
 use crate::domain::outcome::{Failure, Outcome};
 use crate::domain::work::{Claim, UpstreamTask};
 use crate::store::{End, Ended, Finish, Release, StoreError};
@@ -145,7 +145,7 @@ pub(super) fn may_retry(claim: &Claim) -> bool {
 
 /// Whether its call may be made again.
 pub(super) fn may_repeat(claim: &Claim) -> bool {
-    claim.work.restart == RestartPolicy::Retry && attempts_left(claim)
+    claim.work.restart.repeats(claim.lease.attempt, claim.work.attempts_allowed)
 }
 
 /// Whether its upstream runs it as a task that another attempt can follow.

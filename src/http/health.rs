@@ -22,7 +22,7 @@ pub(super) async fn healthz() -> Response {
 pub(super) async fn readyz(State(front): State<Arc<Front>>) -> Response {
     let store = front.state.store.system();
     let database = matches!(tokio::time::timeout(DATABASE_PATIENCE, store.ping()).await, Ok(Ok(())));
-    let draining = front.state.drain.is_cancelled() || front.state.engine.is_draining();
+    let draining = front.state.leaving.is_cancelled() || front.state.drain.is_cancelled();
     let ready = database && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let database = if database { "ok" } else { "unavailable" };

@@ -39,6 +39,8 @@ pub struct HttpState {
     pub store: Store,
     pub rules: HttpRules,
     pub counts: Arc<Counts>,
+    /// Cancelled when this node was asked to stop, before anything else happens: it is not ready any more (KEEP-10).
+    pub leaving: CancellationToken,
     /// Cancelled when this node starts to drain: who waits for a task goes to another node (KEEP-10).
     pub drain: CancellationToken,
 }

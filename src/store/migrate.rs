@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _};
@@ -198,7 +198,10 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
     if found.pending()?.is_empty() {
         return Ok(connection.close().await?);
     }
-    prepare_schema(options, &mut connection).await?;
+    if let Err(error) = prepare_schema(options, &mut connection).await {
+        // Whoever may change tables has to do it.
+        return Err(if is_forbidden(&error) { OpenError::Forbidden(found.pending()?) } else { error.into() });
+    }
     let holder = NodeId::new().as_uuid();
     let deadline = Instant::now() + PATIENCE;
     while !take_lease(&mut connection, holder).await? {
@@ -213,10 +216,17 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
             return Ok(());
         }
         let migrator = migrator(|step| step.postgres);
-        if options.pooler == Pooler::Transaction {
-            return migrate_pooled::run(&migrator, &mut connection).await;
-        }
-        migrator.run(&mut connection).await.map_err(|error| OpenError::Migration(error.to_string()))
+        let run = if options.pooler == Pooler::Transaction {
+            migrate_pooled::run(&migrator, &mut connection).await
+        } else {
+            migrator.run(&mut connection).await
+        };
+        run.map_err(|error| match error {
+            MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) if is_forbidden(&cause) => {
+                OpenError::Forbidden(missing(&found.applied))
+            }
+            error => OpenError::Migration(error.to_string()),
+        })
     };
     let result = tokio::select! {
         migrated = migrated => migrated,
@@ -232,7 +242,7 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
 
 /// The schema and the table with the lease. PostgreSQL's `IF NOT EXISTS` looks first and makes then: of several at once
 /// some fail although all that they want is there.
-async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection) -> Result<(), OpenError> {
+async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let mut statements = Vec::new();
     if let Some(schema) = &options.schema {
         statements.push(format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
@@ -243,13 +253,19 @@ async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection
         let mut tries = 1;
         while let Err(error) = sqlx::raw_sql(AssertSqlSafe(statement.as_str())).execute(&mut *connection).await {
             if tries == 10 || !is_lost_race(&error) {
-                return Err(error.into());
+                return Err(error);
             }
             tries += 1;
             sleep(POLL).await;
         }
     }
     Ok(())
+}
+
+/// The role lacks a right: to make a schema or a table, or to change one that another role owns.
+fn is_forbidden(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "42501")
 }
 
 /// Duplicate key (of the system's own tables), schema, table, type; a table changed under our feet.

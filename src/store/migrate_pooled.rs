@@ -5,11 +5,10 @@
 
 use std::collections::HashMap;
 
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection as _, Row as _};
 
-use super::open::OpenError;
 use super::sql::statements;
 
 const NOTES: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (
@@ -29,7 +28,7 @@ statements! {
 }
 
 /// Runs what is missing, all or none.
-pub async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), OpenError> {
+pub async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
     let mut transaction = connection.begin().await?;
     sqlx::raw_sql(NOTES).execute(&mut *transaction).await?;
     let mut have: HashMap<i64, Vec<u8>> = HashMap::new();
@@ -40,14 +39,11 @@ pub async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(
         match have.get(&migration.version) {
             Some(checksum) if **checksum == *migration.checksum => continue,
             Some(_) => {
-                return Err(OpenError::Migration(format!(
-                    "migration {} was previously applied but has been modified",
-                    migration.version
-                )));
+                return Err(MigrateError::VersionMismatch(migration.version));
             }
             None => {}
         }
-        let failed = |error: sqlx::Error| OpenError::Migration(format!("migration {}: {error}", migration.version));
+        let failed = |error: sqlx::Error| MigrateError::ExecuteMigration(error, migration.version);
         sqlx::raw_sql(migration.sql.clone()).execute(&mut *transaction).await.map_err(failed)?;
         sqlx::query(NOTE)
             .persistent(false)

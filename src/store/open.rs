@@ -32,6 +32,11 @@ pub enum OpenError {
     #[error("migrations are missing: {}; run `taskhold migrate`", .0.join(", "))]
     Pending(Vec<String>),
     #[error(
+        "migrations are missing: {}; the role of the database URL may not change tables: run `taskhold migrate` as one that \
+         may", .0.join(", ")
+    )]
+    Forbidden(Vec<String>),
+    #[error(
         "the database was migrated by a newer version: its schema needs a binary of schema {needed} or newer, this one \
          has {own}; update taskhold"
     )]

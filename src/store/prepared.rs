@@ -120,6 +120,45 @@ mod tests {
         drop_schema(connection, &schema).await;
     }
 
+    /// What the release before asked of the database, as text: it runs beside this one while a deploy rolls.
+    const PREVIOUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/schema-0004");
+    const BETWEEN: &str = "\n-- next --\n";
+
+    fn of_the_previous_release(database: &str, now: &[&str]) -> Vec<&'static str> {
+        let path = format!("{PREVIOUS}/statements-{database}.txt");
+        #[expect(clippy::disallowed_methods, reason = "how the next release's list is made")]
+        if std::env::var_os("UPDATE_STATEMENTS").is_some() {
+            std::fs::write(&path, now.join(BETWEEN)).unwrap();
+        }
+        let statements = std::fs::read_to_string(path).unwrap().leak().split(BETWEEN).collect::<Vec<_>>();
+        assert!(statements.len() > 60, "{} statements", statements.len());
+        statements
+    }
+
+    // req: KEEP-01
+    // field case: F-OPS-07
+    #[tokio::test]
+    async fn every_statement_of_the_previous_release_prepares_on_sqlite() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = sqlite(&folder).await;
+        let now: Vec<_> = all::<SqliteDialect>().chain(SqliteDialect::WATCH).collect();
+        for sql in of_the_previous_release("sqlite", &now) {
+            (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        }
+    }
+
+    // req: KEEP-01
+    // field case: F-OPS-07
+    #[tokio::test]
+    async fn every_statement_of_the_previous_release_prepares_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        let now: Vec<_> = all::<PostgresDialect>().collect();
+        for sql in of_the_previous_release("postgres", &now) {
+            (&mut connection).prepare(sql.into_sql_str()).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        }
+        drop_schema(connection, &schema).await;
+    }
+
     async fn sqlite(folder: &tempfile::TempDir) -> SqliteConnection {
         let url = format!("sqlite://{}", folder.path().join("taskhold.db").display());
         migrate::migrate(&DatabaseOptions::new(url.as_str())).await.unwrap();

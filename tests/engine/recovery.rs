@@ -6,18 +6,20 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use taskhold::domain::clock::{Clock, Timestamp};
+use taskhold::domain::ids::TaskId;
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::domain::work::UpstreamTask;
-use taskhold::engine::{Asked, BeatOutcome, Called};
+use taskhold::engine::{Asked, BeatOutcome, Called, Caller};
 use taskhold::executor::Attempt;
 
 use super::directed;
 use super::harness::{Node, World, call};
+use super::places::session;
 use super::queue::claim_next;
 use crate::support::contract;
 use crate::support::database::TestDatabase;
-use crate::support::script::result;
+use crate::support::script::{how_many, result};
 use crate::support::waiting::Waiting;
 
 contract! {
@@ -27,6 +29,8 @@ contract! {
     a_call_that_was_never_sent_is_tried_again_whatever_the_policy,
     a_clean_stop_hands_back_what_may_be_repeated,
     a_stop_does_not_wait_for_ever,
+    a_stop_hands_back_at_once_what_asks_and_may_be_repeated,
+    a_stop_gives_its_time_to_what_asks_and_may_not_be_repeated,
     what_goes_on_at_an_upstream_is_left_to_go_on,
     what_an_upstream_forgot_is_made_anew_only_where_that_is_harmless,
     an_upstream_out_of_reach_is_looked_for_so_often,
@@ -292,6 +296,57 @@ async fn a_stop_does_not_wait_for_ever(database: TestDatabase) {
     let (ended, outcome) = staying.engine.result(&caller, task.id).await.unwrap();
     assert_eq!(ended.status, Status::Ended(Ending::Failed));
     assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
+}
+
+// req: KEEP-10, INPUT-05
+async fn a_stop_hands_back_at_once_what_asks_and_may_be_repeated(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (leaving, staying, caller) = (world.node().await, world.node().await, session(&world).await);
+    let task = leaving.create(&caller, "again").await;
+    let work = leaving.script.next().await;
+    let _asked = work.ask(how_many());
+    until_status(&leaving, &caller, task.id, Status::InputRequired).await;
+    // Nobody waits for a person while another node could ask again.
+    let drained = leaving.engine.drain(Duration::from_secs(3600));
+    tokio::time::timeout(Duration::from_secs(10), drained).await.expect("it does not wait for the answer");
+    assert_eq!(staying.status(&caller, task.id).await, Status::Working, "its question is withdrawn");
+    claim(&staying).await;
+    let second = staying.script.next().await;
+    assert_eq!(second.call.attempt, 1, "a hand-back is no attempt");
+    second.answer("elsewhere");
+    assert_eq!(staying.engine.result(&caller, task.id).await.unwrap().1, result("elsewhere"));
+}
+
+// req: KEEP-10, INPUT-05
+async fn a_stop_gives_its_time_to_what_asks_and_may_not_be_repeated(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (leaving, staying, caller) = (world.node().await, world.node().await, session(&world).await);
+    let tasks = [leaving.create(&caller, "once").await, leaving.create(&caller, "once").await];
+    let works = [leaving.script.next().await, leaving.script.next().await];
+    for (task, work) in tasks.iter().zip(&works) {
+        let _asked = work.ask(how_many());
+        until_status(&leaving, &caller, task.id, Status::InputRequired).await;
+    }
+    let [answered, unanswered] = works;
+    let engine = Arc::clone(&leaving.engine);
+    let drain = tokio::spawn(async move { engine.drain(Duration::from_secs(2)).await });
+    answered.answer("in time");
+    until_status(&staying, &caller, tasks[0].id, Status::Ended(Ending::Completed)).await;
+    assert!(!unanswered.stop.is_cancelled(), "it waits on");
+    drain.await.unwrap();
+    // The server that asked ends with this node: no answer could reach it any more.
+    let (ended, outcome) = staying.engine.result(&caller, tasks[1].id).await.unwrap();
+    assert_eq!(ended.status, Status::Ended(Ending::Failed));
+    assert!(outcome.json().unwrap().as_str().contains("outcome_unknown"));
+}
+
+async fn until_status(node: &Node, caller: &Caller, task: TaskId, wanted: Status) {
+    let seen = async {
+        while node.status(caller, task).await != wanted {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), seen).await.expect("it comes to stand so");
 }
 
 // req: KEEP-07

@@ -77,6 +77,7 @@ impl Front {
             store: parts.store,
             rules: http_rules(),
             counts: Arc::clone(&counts),
+            leaving: CancellationToken::new(),
             drain: drain.clone(),
         });
         let rules = ServerRules::default();

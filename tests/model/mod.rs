@@ -2,6 +2,7 @@
 //! everything that can be seen. Steps include what goes wrong: zombies that write, nodes that die, clocks that differ,
 //! restarts.
 
+mod protocol;
 mod race;
 mod reference;
 

@@ -8,7 +8,7 @@ use taskhold::store::{DatabaseOptions, OpenError, check_migrations, migrate, ope
 use crate::support::database::{Backend, EmptyDatabase, TestDatabase, number, options, run, texts};
 
 /// How many there are.
-const MIGRATIONS: i64 = 4;
+pub const MIGRATIONS: i64 = 4;
 
 /// Runs a case on an empty database of each engine.
 macro_rules! on_empty {
@@ -119,7 +119,7 @@ async fn a_database_without_migrations_is_not_served(db: EmptyDatabase) {
 }
 
 /// The second migration's work, undone: what it finds in a database of the first.
-const BEFORE_TALK: &str = "
+pub const BEFORE_TALK: &str = "
     DROP TABLE task_inputs;
     DROP TABLE input_deliveries;
     DROP TABLE upstream_tasks;

@@ -8,7 +8,7 @@ mod inputs;
 mod isolation;
 mod links;
 mod lists;
-mod migrations;
+pub mod migrations;
 mod news;
 mod nodes;
 mod poolers;

@@ -183,7 +183,7 @@ impl Answer {
         Self::try_read(response).await.expect("the whole answer arrives")
     }
 
-    async fn try_read(response: reqwest::Response) -> reqwest::Result<Self> {
+    pub async fn try_read(response: reqwest::Response) -> reqwest::Result<Self> {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         Ok(Self { status, headers, body: response.text().await? })
     }

@@ -4,6 +4,7 @@ pub mod client;
 pub mod cluster;
 pub mod database;
 pub mod events;
+pub mod fixtures;
 pub mod host;
 pub mod modern;
 pub mod pgbouncer;

@@ -42,6 +42,12 @@ impl Server {
         Self::launch(address, None, database_url, &["--upstream", &upstream]).await
     }
 
+    /// The same by another release's binary.
+    pub async fn start_of(binary: &str, database_url: &str) -> Self {
+        let upstream = format!("test={binary} demo-server --test-tools");
+        Self::launch_of(binary, ANY_PORT, None, database_url, &["--upstream", &upstream]).await
+    }
+
     /// Starts `serve` with these further arguments, and waits until it listens.
     pub async fn start_with(database_url: &str, arguments: &[&str]) -> Self {
         Self::start_in(None, database_url, arguments).await
@@ -53,7 +59,17 @@ impl Server {
     }
 
     async fn launch(address: &str, folder: Option<&Path>, database_url: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new(binary());
+        Self::launch_of(&binary(), address, folder, database_url, arguments).await
+    }
+
+    async fn launch_of(
+        binary: &str,
+        address: &str,
+        folder: Option<&Path>,
+        database_url: &str,
+        arguments: &[&str],
+    ) -> Self {
+        let mut command = Command::new(binary);
         command.args(["serve", "--listen", address, "--database-url", database_url]).args(arguments);
         if let Some(folder) = folder {
             command.current_dir(folder);

@@ -65,7 +65,7 @@ enum Halt {
 
 impl Engine {
     pub(super) async fn run_attempt(self: &Arc<Self>, claim: &Claim, seat: &Arc<Seat>, orders: &Orders) {
-        let settlement = if !self.membership.is_fresh(self.clock.boot()) {
+        let settlement = if !self.membership.may_dispatch(claim.lease.node, self.clock.boot()) {
             // Others may be about to take this task over: do not send a call that they might repeat.
             Settlement::Release(self.hand_back(claim, "the node that claimed it lost its database"))
         } else if self.is_draining() {
