@@ -1,17 +1,18 @@
 //! Lost runners, zombies, retries, clean stops.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use taskhold::domain::clock::{Clock, Timestamp};
+use taskhold::domain::clock::{Clock, ManualClock, Timestamp};
 use taskhold::domain::ids::TaskId;
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::domain::work::UpstreamTask;
 use taskhold::engine::{Asked, BeatOutcome, Called, Caller};
 use taskhold::executor::Attempt;
+use tokio::sync::Notify;
 
 use super::directed;
 use super::harness::{Node, World, call};
@@ -38,6 +39,7 @@ contract! {
     a_node_that_lost_its_database_dispatches_nothing,
     a_heartbeat_that_took_long_measures_nothing,
     a_node_that_stood_still_judges_nobody_and_sends_nothing,
+    a_claim_of_an_earlier_id_is_not_sent,
     a_call_that_was_not_sent_when_the_stop_began_is_handed_back,
     a_call_that_is_no_task_and_outlasts_the_stop_ends_with_an_unknown_outcome,
 }
@@ -434,6 +436,73 @@ async fn a_node_that_stood_still_judges_nobody_and_sends_nothing(database: TestD
     let task = node.create(&caller, "once").await;
     node.until_message(&caller, task.id, "queued: the node that claimed it lost its database").await;
     assert!(node.script.is_idle().await);
+}
+
+/// The world's clock; the first attempt to read the boot-time clock once it is armed stands still there until it may go on.
+struct Standing {
+    clock: Arc<ManualClock>,
+    armed: AtomicBool,
+    reached: Notify,
+    may_go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Clock for Standing {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn boot(&self) -> Duration {
+        if self.armed.swap(false, SeqCst) {
+            self.reached.notify_one();
+            let _freed = self.may_go_on.lock().unwrap().recv();
+        }
+        self.clock.boot()
+    }
+
+    fn adjust(&self, _database: Timestamp, _at: Duration) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// It stood still between its claim and the check, was declared dead, and joined again: its heartbeat is young, and the claim
+/// somebody else's.
+// req: KEEP-09
+async fn a_claim_of_an_earlier_id_is_not_sent(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.slots = 1;
+    let (go_on, may_go_on) = mpsc::channel();
+    let clock = Arc::new(Standing {
+        clock: world.clock.clone(),
+        armed: AtomicBool::new(false),
+        reached: Notify::new(),
+        may_go_on: Mutex::new(may_go_on),
+    });
+    let (doomed, heir, caller) = (world.node_with(clock.clone()).await, world.node().await, world.caller("a").await);
+    heir.create(&caller, "again").await;
+    let (first, task) = (heir.script.next().await, heir.create(&caller, "again").await);
+    clock.armed.store(true, SeqCst);
+    assert_eq!(doomed.engine.claim_once().await.unwrap(), 1);
+    clock.reached.notified().await;
+    heir.beat_until_it_may_judge().await;
+    world.database.silence_nodes(Duration::from_secs(30)).await;
+    heir.engine.beat_once().await.unwrap();
+    assert_eq!(heir.engine.recover_once().await.unwrap(), 1);
+    assert_eq!(doomed.engine.beat_once().await.unwrap(), BeatOutcome::Reborn);
+    go_on.send(()).unwrap();
+    // It is the only slot: free again once the attempt is over.
+    let over = async {
+        while doomed.engine.free_slots() < 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), over).await.expect("the attempt ends without being sent");
+    assert!(doomed.script.is_idle().await, "nothing is sent under a lease that was taken away");
+    first.answer("done");
+    world.clock.advance(Duration::from_secs(2));
+    heir.engine.beat_once().await.unwrap();
+    claim(&heir).await;
+    heir.script.next().await.answer("the heir's");
+    assert_eq!(heir.engine.result(&caller, task.id).await.unwrap().1, result("the heir's"));
 }
 
 // req: KEEP-10
