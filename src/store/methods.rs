@@ -1,7 +1,5 @@
-//! [`Database`] for [`SqlStore`]: a line or few a method, in the order of the contract. Here other nodes are told of what was
-//! committed.
+//! [`Database`] for [`SqlStore`]: one line a method, in the order of the contract.
 
-use std::iter::once;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,9 +9,9 @@ use super::dialect::Dialect;
 use super::sql_store::SqlStore;
 use super::tasks::EndTask;
 use super::{
-    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hint, Hints,
-    Hold, Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result,
-    Signal, Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
+    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hints, Hold,
+    Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result, Signal,
+    Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
 };
 use crate::domain::clock::Timestamp;
 use crate::domain::context::ContextKey;
@@ -33,13 +31,7 @@ const LISTENING: Duration = Duration::from_millis(900);
 #[async_trait]
 impl<D: Dialect> Database for SqlStore<D> {
     async fn create(&self, context: ContextId, new: NewTask) -> Result<bool> {
-        let (id, session, waits) = (new.id, new.session, new.claim.is_none());
-        let made = self.create_task(context, new).await?;
-        if made {
-            self.wakeups.post(once(Hint::Task(id, session)).filter(|_| session.is_some()));
-            self.wakeups.post(waits.then_some(Hint::Waiting));
-        }
-        Ok(made)
+        self.create_told(context, new).await
     }
 
     async fn keyed(&self, context: ContextId, key: &str) -> Result<Option<Keyed>> {
@@ -47,9 +39,7 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn unpark(&self, context: ContextId, id: TaskId) -> Result<bool> {
-        let made = self.make_task(context, id).await?;
-        self.wakeups.post(made.then_some(Hint::Task(id, None)));
-        Ok(made)
+        self.unpark_told(context, id).await
     }
 
     async fn free_key(&self, context: ContextId, key: &str, now: Timestamp) -> Result<()> {
@@ -69,30 +59,23 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn cancel(&self, context: ContextId, id: TaskId, end: End) -> Result<Ended> {
-        Ok(self.told_of_end(self.end_task(EndTask::by_owner(context, id, end)).await?))
+        self.end_told(EndTask::by_owner(context, id, end)).await
     }
 
     async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>> {
-        let claims = self.claim_tasks(node, tokens, message, now).await?;
-        self.wakeups.post(claims.iter().map(|claim| Hint::Task(claim.lease.task, claim.work.session)));
-        Ok(claims)
+        self.claim_told(node, tokens, message, now).await
     }
 
     async fn finish(&self, finish: Finish) -> Result<Ended> {
-        Ok(self.told_of_end(self.end_task(EndTask::by_lease(finish)).await?))
+        self.end_told(EndTask::by_lease(finish)).await
     }
 
     async fn note(&self, note: Note) -> Result<Option<Task>> {
-        Ok(self.told_of(self.note_task(note).await?))
+        self.note_told(note).await
     }
 
     async fn release(&self, release: Release) -> Result<bool> {
-        let (task, waits) = (release.task, release.not_before <= release.now);
-        let released = self.release_task(release).await?;
-        if released {
-            self.wakeups.post(once(Hint::Task(task, None)).chain(waits.then_some(Hint::Waiting)));
-        }
-        Ok(released)
+        self.release_told(release).await
     }
 
     async fn queue(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
@@ -124,11 +107,7 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn ask(&self, new: NewInput) -> Result<Asked> {
-        let asked = self.ask_question(new).await?;
-        if let Asked::Stored(task) | Asked::Adopted { task, .. } = &asked {
-            self.wakeups.task(task);
-        }
-        Ok(asked)
+        self.ask_told(new).await
     }
 
     async fn take_answer(&self, input: InputId, token: LeaseToken) -> Result<Taken> {
@@ -142,7 +121,7 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        Ok(self.told_of_closing(Some(input), self.withdraw(input, token, then, now).await?))
+        self.withdraw_told(input, token, then, now).await
     }
 
     async fn hand_over(&self, task: TaskId, token: LeaseToken, to: UpstreamTask, now: Timestamp) -> Result<bool> {
@@ -169,8 +148,7 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        let (input, task) = self.answer_question(context, id, answer, then, now).await?.unzip();
-        Ok(self.told_of_closing(input, task.flatten()))
+        self.answer_told(context, id, answer, then, now).await
     }
 
     async fn answer_waiting(
@@ -181,7 +159,7 @@ impl<D: Dialect> Database for SqlStore<D> {
         then: &Afterwards,
         now: Timestamp,
     ) -> Result<Option<Task>> {
-        Ok(self.told_of_closing(Some(input.1), self.answer_by_id(context, input, answer, then, now).await?))
+        self.answer_by_id_told(context, input, answer, then, now).await
     }
 
     async fn asking(&self, context: ContextId, task: TaskId) -> Result<Option<(Task, Vec<Waiting>)>> {
@@ -251,21 +229,15 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn let_go(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<()> {
-        let tasks = self.drop_holds(node, deliveries).await?;
-        self.wakeups.post(tasks.into_iter().map(|task| Hint::Task(task, None)));
-        Ok(())
+        self.let_go_told(node, deliveries).await
     }
 
     async fn let_go_dead_nodes(&self) -> Result<u64> {
-        let freed = self.drop_dead_holds().await?;
-        self.wakeups.post((freed > 0).then_some(Hint::Anything));
-        Ok(freed)
+        self.let_go_dead_told().await
     }
 
     async fn signal(&self, signal: Signal) -> Result<()> {
-        self.add_signal(signal).await?;
-        self.wakeups.post([Hint::Signals]);
-        Ok(())
+        self.signal_told(signal).await
     }
 
     async fn reap_signals(&self, before: Timestamp, limit: u32) -> Result<u64> {
@@ -317,7 +289,7 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn end(&self, id: TaskId, end: End) -> Result<Ended> {
-        Ok(self.told_of_end(self.end_task(EndTask::by_system(id, end)).await?))
+        self.end_told(EndTask::by_system(id, end)).await
     }
 
     async fn reap(&self, now: Timestamp, limit: u32) -> Result<u64> {
@@ -337,9 +309,7 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn end_session(&self, context: ContextId, id: SessionId) -> Result<bool> {
-        let ended = self.delete_session(context, id).await?;
-        self.wakeups.post(ended.then_some(Hint::SessionEnded(id)));
-        Ok(ended)
+        self.end_session_told(context, id).await
     }
 
     async fn session_initialized(&self, context: ContextId, id: SessionId) -> Result<()> {
@@ -391,15 +361,11 @@ impl<D: Dialect> Database for SqlStore<D> {
     }
 
     async fn revoke_token(&self, id: TokenId, now: Timestamp) -> Result<bool> {
-        let revoked = self.revoke(id, now).await?;
-        self.wakeups.post(revoked.then_some(Hint::Token(id)));
-        Ok(revoked)
+        self.revoke_told(id, now).await
     }
 
     async fn expire_token(&self, id: TokenId, at: Timestamp) -> Result<bool> {
-        let moved = self.expire(id, at).await?;
-        self.wakeups.post(moved.then_some(Hint::Token(id)));
-        Ok(moved)
+        self.expire_told(id, at).await
     }
 
     async fn server_key(&self, kind: &str) -> Result<[u8; 32]> {
@@ -483,24 +449,5 @@ impl<D: Dialect> Database for SqlStore<D> {
 
     async fn reap_subscriptions(&self, limit: u32) -> Result<u64> {
         self.delete_orphaned_subscriptions(limit).await
-    }
-}
-
-impl<D: Dialect> SqlStore<D> {
-    fn told_of(&self, task: Option<Task>) -> Option<Task> {
-        task.inspect(|task| self.wakeups.task(task))
-    }
-
-    fn told_of_end(&self, ended: Ended) -> Ended {
-        if let Ended::Done(task) = &ended {
-            self.wakeups.task(task);
-        }
-        ended
-    }
-
-    /// If the question was closed by this.
-    fn told_of_closing(&self, input: Option<InputId>, task: Option<Task>) -> Option<Task> {
-        self.wakeups.post(input.filter(|_| task.is_some()).map(Hint::Input));
-        self.told_of(task)
     }
 }

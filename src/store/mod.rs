@@ -45,6 +45,7 @@ mod sqlite;
 mod subscriptions;
 mod targets;
 mod tasks;
+mod telling;
 mod tokens;
 mod upstream_tasks;
 mod wakeup;
