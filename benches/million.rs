@@ -5,17 +5,9 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 #![expect(clippy::print_stdout, reason = "its result is the table that it prints")]
 
-#[path = "../tests/support/cluster.rs"]
-#[expect(dead_code, reason = "tests use the rest of it")]
-mod cluster;
 #[path = "../tests/support/database.rs"]
 #[expect(dead_code, reason = "tests use the rest of it")]
 mod database;
-#[path = "../tests/support/pgbouncer.rs"]
-mod pgbouncer;
-#[path = "../tests/support/processes.rs"]
-#[expect(dead_code, reason = "tests use the rest of it")]
-mod processes;
 
 use std::time::Duration;
 

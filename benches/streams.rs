@@ -9,17 +9,9 @@
 #[path = "../tests/support/client.rs"]
 #[expect(dead_code, reason = "tests use the rest of it")]
 mod client;
-#[path = "../tests/support/cluster.rs"]
-#[expect(dead_code, reason = "tests use the rest of it")]
-mod cluster;
 #[path = "../tests/support/database.rs"]
 #[expect(dead_code, reason = "tests use the rest of it")]
 mod database;
-#[path = "../tests/support/pgbouncer.rs"]
-mod pgbouncer;
-#[path = "../tests/support/processes.rs"]
-#[expect(dead_code, reason = "tests use the rest of it")]
-mod processes;
 #[path = "../tests/support/server.rs"]
 #[expect(dead_code, reason = "tests use the rest of it")]
 #[expect(clippy::disallowed_methods, reason = "tests allow them")]

@@ -22,8 +22,10 @@ use super::sql::{Fault, args};
 use crate::domain::task::Task;
 use crate::lifecycle;
 
-/// The least time from one notification to the next: each takes a lock of the whole server for a moment.
+/// The time from one notification to the next while there are many: each takes a lock of the whole server for a moment.
 const GAP: Duration = Duration::from_millis(25);
+/// So much of that time may be taken in advance, so that a few go out at once.
+const BURST: Duration = Duration::from_millis(100);
 /// More hints than this that wait are as good as one that anything may have happened.
 const MOST: usize = 1_000;
 /// How long nothing is sent after a notification failed.
@@ -161,6 +163,7 @@ impl Wakeups {
     }
 
     async fn send<D: Dialect>(self: Arc<Self>, notify: &'static str, own: Arc<Own<D>>) {
+        let mut earned = Instant::now();
         loop {
             let Outbox { hints, presence } = std::mem::take(&mut *lock(&self.outbox));
             if hints.is_empty() && !presence {
@@ -171,14 +174,16 @@ impl Wakeups {
                 }
             }
             let texts = hints::write(self.origin, hints);
-            let mut pause = GAP.saturating_mul(u32::try_from(texts.len()).unwrap_or(u32::MAX));
+            let price = GAP.saturating_mul(u32::try_from(texts.len()).unwrap_or(u32::MAX));
+            earned = earned.max(Instant::now()) + price;
+            let mut next = earned - BURST;
             if let Err(fault) = notify_all(&own, notify, texts).await {
                 tracing::debug!(?fault, "other nodes were not notified; they find it by themselves");
-                pause = RESPITE;
+                next = Instant::now() + RESPITE;
             }
             // What is posted meanwhile goes out together; at the end nothing waits.
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep_until(next) => {}
                 () = self.closed.cancelled() => {}
             }
         }
