@@ -7,6 +7,7 @@ mod eras;
 mod gateway;
 mod input;
 mod lists;
+mod queue;
 mod remotes;
 mod stateless;
 mod tasks;
