@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::{Anonymous, Authenticator, TokenAuthenticator};
 use crate::config::{self, AuthMode, Config, ServerConfig};
 use crate::domain::clock::{Clock, SystemClock};
-use crate::engine::{Engine, EngineParts, EngineRules, InputRules, RoundRules};
+use crate::engine::{Engine, EngineParts, EngineRules, InputRules, QueueRules, RoundRules, TenantRules};
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
 use crate::http::{self, Counts, HttpRules, HttpState};
@@ -204,7 +204,18 @@ fn engine_rules(config: &Config) -> EngineRules {
             questions: config.limits.questions,
             refused: config.limits.refused_answers,
         },
+        queue: queue_rules(config),
         rounds: RoundRules { timeout: config.tasks.round_timeout, calls: config.limits.parked_calls },
+    }
+}
+
+fn queue_rules(config: &Config) -> QueueRules {
+    let of_tenant = |tenant: &config::TenantConfig| TenantRules { slots: tenant.slots, queued: tenant.queued };
+    let limited = config.tenants.iter().map(|(name, tenant)| (name.clone(), of_tenant(tenant)));
+    QueueRules {
+        slots: config.limits.slots,
+        queued: config.limits.queued,
+        tenants: limited.filter(|(_, rules)| *rules != TenantRules::default()).collect(),
     }
 }
 
@@ -253,6 +264,7 @@ fn tool_config(tool: &config::ToolConfig) -> upstream::ToolConfig {
     upstream::ToolConfig {
         task: tool.task,
         run_limit: tool.run_limit,
+        slots: tool.slots,
         restart: tool.restart,
         ttl: tool.ttl,
         poll_interval: tool.poll_interval,

@@ -317,6 +317,19 @@ pub const KEYS: &[Key] = &[
         "3",
         "How often a question is asked again after an answer that does not fit; then the tool gets an error.",
     ),
+    Key::unset(
+        "limits.slots",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "The most tasks of one caller that run at once, on all nodes together; more wait in the queue, also while slots are \
+         free. Unlimited when not set: then slots are shared fairly between callers.",
+    ),
+    Key::new(
+        "limits.queued",
+        Kind::Count { min: 1, max: 10_000_000 },
+        "100000",
+        "The most tasks of one caller that wait for a slot; one more is refused. It may be overrun by what other nodes make \
+         within a second.",
+    ),
     Key::new(
         "limits.progress_interval",
         duration(Duration::from_millis(1), Duration::from_secs(3600)),
@@ -431,6 +444,12 @@ pub const TOOL_KEYS: &[Key] = &[
         "How long one attempt may run; at most `runner.hard_run_limit`. `runner.run_limit` when not set.",
     ),
     Key::unset(
+        "slots",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "The most of its tasks that run at once, on all nodes together; more wait in the queue and hold no other tool's tasks \
+         up. Tasks made before it is set are not counted. Unlimited when not set.",
+    ),
+    Key::unset(
         "restart",
         Kind::Choice(&["retry", "fail"]),
         "What follows when a crash leaves a call's outcome unknown: `retry` runs it again, `fail` ends the task. When \
@@ -466,7 +485,21 @@ pub const TOOL_KEYS: &[Key] = &[
 ];
 
 /// The keys of `[tenants.NAME]`, NAME being what `taskhold token create --tenant` gave.
-pub const TENANT_KEYS: &[Key] = &[Key::new("tasks", Kind::Flag, "true", "Whether calls of this tenant can be tasks.")];
+pub const TENANT_KEYS: &[Key] = &[
+    Key::new("tasks", Kind::Flag, "true", "Whether calls of this tenant can be tasks."),
+    Key::unset(
+        "slots",
+        Kind::Count { min: 1, max: 1_000_000 },
+        "The most tasks of all its callers that run at once, on all nodes together; more wait in the queue. Tasks made before \
+         it is set are not counted. Unlimited when not set.",
+    ),
+    Key::unset(
+        "queued",
+        Kind::Count { min: 1, max: 10_000_000 },
+        "The most tasks of all its callers that wait for a slot; one more is refused. It may be overrun by what other nodes \
+         make within a second. Unlimited when not set.",
+    ),
+];
 
 #[cfg(test)]
 mod tests {

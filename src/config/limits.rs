@@ -22,6 +22,10 @@ pub struct LimitsConfig {
     pub parked_calls: usize,
     /// After so many the question is not asked again.
     pub refused_answers: u32,
+    /// Of one caller, on all nodes together.
+    pub slots: Option<u64>,
+    /// Tasks of one caller that wait for a slot.
+    pub queued: u64,
     /// Between two notes of one call.
     pub progress_interval: Duration,
     /// Per caller.
@@ -47,6 +51,8 @@ impl LimitsConfig {
             questions: settings.number("limits.questions"),
             parked_calls: settings.number("limits.parked_calls"),
             refused_answers: settings.number("limits.refused_answers"),
+            slots: settings.maybe_number("limits.slots"),
+            queued: settings.number("limits.queued"),
             progress_interval: settings.duration("limits.progress_interval"),
             sessions: settings.number("limits.sessions"),
             subscriptions: settings.number("limits.subscriptions"),

@@ -136,6 +136,11 @@ impl Settings {
         }
     }
 
+    /// The same of a key without a default.
+    pub fn maybe_number<N: TryFrom<u64>>(&self, path: &str) -> Option<N> {
+        self.values.contains_key(path).then(|| self.number(path))
+    }
+
     /// `None` is "without limit" or, for a key without a default, "not set".
     pub fn maybe_duration(&self, path: &str) -> Option<Duration> {
         match self.values.get(path)? {

@@ -11,6 +11,9 @@ use super::sources::Layers;
 pub struct TenantConfig {
     /// Whether its calls can be tasks.
     pub tasks: bool,
+    /// On all nodes together.
+    pub slots: Option<u64>,
+    pub queued: Option<u64>,
 }
 
 pub(super) fn read(layers: &Layers, problems: &mut Vec<Problem>) -> BTreeMap<String, TenantConfig> {
@@ -18,7 +21,12 @@ pub(super) fn read(layers: &Layers, problems: &mut Vec<Problem>) -> BTreeMap<Str
     for (name, (table, place)) in &layers.tenants {
         let path = format!("tenants.{name}");
         let (settings, _) = Settings::read_table(TENANT_KEYS, &[], &path, table, place, problems);
-        tenants.insert(name.clone(), TenantConfig { tasks: settings.flag("tasks") });
+        let tenant = TenantConfig {
+            tasks: settings.flag("tasks"),
+            slots: settings.maybe_number("slots"),
+            queued: settings.maybe_number("queued"),
+        };
+        tenants.insert(name.clone(), tenant);
     }
     tenants
 }

@@ -132,7 +132,7 @@ fn unknown_names_are_refused_with_what_is_allowed() {
     );
     assert_eq!(
         Given::file("[tenants.a]\nlimits = 1\n").problem(),
-        "unknown key tenants.a.limits (taskhold.toml line 2); allowed in tenants.a: tasks"
+        "unknown key tenants.a.limits (taskhold.toml line 2); allowed in tenants.a: tasks, slots, queued"
     );
 }
 
@@ -336,6 +336,20 @@ fn tenants_can_be_kept_from_tasks() {
     assert!(config.tasks.enabled && !config.tenants["acme"].tasks && config.tenants["beta"].tasks);
     let config = Given::file("[tasks]\nenabled = false\n[tenants.acme]\ntasks = true\n").load();
     assert!(!config.tasks.enabled && config.tenants["acme"].tasks);
+}
+
+// req: AUTH-15
+#[test]
+fn what_runs_and_waits_is_limited_by_caller_and_tenant() {
+    let config = Given::file("[limits]\nslots = 5\n[tenants.acme]\nslots = 7\nqueued = 9\n[tenants.beta]\n").load();
+    assert_eq!((config.limits.slots, config.limits.queued), (Some(5), 100_000));
+    let limits = |name: &str| (config.tenants[name].slots, config.tenants[name].queued);
+    assert_eq!((limits("acme"), limits("beta")), ((Some(7), Some(9)), (None, None)));
+    assert_eq!(Given::nothing().load().limits.slots, None);
+    assert_eq!(
+        Given::file("[tenants.acme]\nslots = 0\n").problem(),
+        "tenants.acme.slots = 0 (taskhold.toml line 2): expected a whole number from 1 to 1000000"
+    );
 }
 
 #[test]

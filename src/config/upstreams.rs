@@ -46,6 +46,8 @@ pub struct UpstreamConfig {
 pub struct ToolConfig {
     pub task: Option<TaskMode>,
     pub run_limit: Option<Duration>,
+    /// On all nodes together.
+    pub slots: Option<u64>,
     pub restart: Option<RestartPolicy>,
     pub ttl: Option<Duration>,
     pub poll_interval: Option<Duration>,
@@ -201,6 +203,7 @@ fn read_tool(
     ToolConfig {
         task: mode(&settings),
         run_limit,
+        slots: settings.maybe_number("slots"),
         restart: restart.map(|word| if word == "retry" { RestartPolicy::Retry } else { RestartPolicy::Fail }),
         ttl: settings.maybe_duration("ttl"),
         poll_interval: settings.maybe_duration("poll_interval"),

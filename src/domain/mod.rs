@@ -20,6 +20,7 @@ pub mod mode;
 pub mod outcome;
 pub mod pieces;
 pub mod question;
+pub mod queue;
 pub mod retention;
 pub mod round;
 pub mod schema;

@@ -6,6 +6,7 @@ use super::clock::Timestamp;
 use super::ids::{ContextId, LeaseToken, NodeId, SessionId, TaskId};
 use super::json::RawJson;
 use super::lease::{Lease, RestartPolicy};
+use super::queue::Counted;
 use super::retention::Ttl;
 
 /// Everything a task needs for the rest of its life, fixed at creation: recovery asks no upstream.
@@ -35,6 +36,7 @@ pub struct NewTask {
     pub progress_token: Option<RawJson>,
     /// Set if its caller gave it a key (KEEP-12), or comes back to it by the same request (MOD-12).
     pub keyed: Option<CallKey>,
+    pub counted: Counted,
     /// Set if the creating node runs it at once: the row is committed already claimed, as attempt 1.
     pub claim: Option<(NodeId, LeaseToken)>,
 }

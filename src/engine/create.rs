@@ -51,10 +51,11 @@ impl Engine {
         }
         let (engine, caller) = (Arc::clone(self), caller.clone());
         let commit = async move {
+            let slot = engine.slot_or_queue(&caller, &tool).await?;
             if let Some(passed) = passed {
                 engine.spend_passed(&caller, &passed).await?;
             }
-            engine.commit_task(&caller, call, ttl_ms, &tool).await
+            engine.commit_task(&caller, call, (ttl_ms, slot), &tool).await
         };
         lifecycle::spawn("create", commit).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
@@ -63,10 +64,9 @@ impl Engine {
         self: &Arc<Self>,
         caller: &Caller,
         call: ToolCall,
-        ttl_ms: Option<u64>,
+        (ttl_ms, slot): (Option<u64>, Option<Slot>),
         tool: &Tool,
     ) -> Result<Created, Refusal> {
-        let slot = self.runner.take_slot_if_nobody_waits();
         let new = self.new_task(caller, call, ttl_ms, tool, slot.is_some());
         let task = self.commit_new(caller, new, slot).await?;
         // Ids are nobody else's, and it has no key.
@@ -127,6 +127,7 @@ impl Engine {
             capabilities: caller.capabilities.clone(),
             progress_token: call.progress_token,
             keyed: None,
+            counted: self.counted(caller, Some(tool)),
             claim: claimed.then(|| (self.membership.node(), LeaseToken::new())),
         }
     }

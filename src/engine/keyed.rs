@@ -149,6 +149,7 @@ impl Engine {
             if let Some(found) = self.look_under_key(caller, call).await? {
                 return Ok(found);
             }
+            let slot = self.slot_or_queue(caller, tool).await?;
             if let Some(passed) = passed.take() {
                 match self.spend_passed(caller, &passed).await {
                     // Another sending of this call may be stored since.
@@ -158,7 +159,6 @@ impl Engine {
                     spent => spent?,
                 }
             }
-            let slot = self.runner.take_slot_if_nobody_waits();
             let digest = digest(call);
             let keyed = CallKey { key: Some(key.clone()), digest: digest.clone(), parked };
             let of_call = ToolCall { progress_token: call.progress_token.clone().filter(|_| !parked), ..call.clone() };

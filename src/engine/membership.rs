@@ -199,6 +199,9 @@ impl Engine {
 
     /// At the end of a clean stop: nobody needs to wait for this node's death.
     pub(super) async fn leave(&self) {
+        if let Err(error) = self.hand_back_doubtful().await {
+            tracing::debug!(%error, "claims of which this node has not heard could not be given back");
+        }
         if let Err(error) = self.store.system().retire_node(self.membership.node()).await {
             tracing::debug!(%error, "this node could not be retired; others will find its heartbeat missing");
         }

@@ -18,6 +18,7 @@ mod membership;
 mod outcomes;
 mod parked;
 mod promote;
+mod queue;
 mod read;
 mod reaper;
 mod recovery;
@@ -32,6 +33,7 @@ pub use membership::BeatOutcome;
 pub use outcomes::SharedOutcome;
 pub use parked::{Passed, Retry, Round, RoundRules};
 pub use promote::Directed;
+pub use queue::{QueueRules, TenantRules};
 pub use reaper::Reaped;
 pub use relay::Errand;
 pub use streams::{Asked, Delivery, Item, Listening, Logs, News, Resume, Step, Stream, Wants};
@@ -62,6 +64,7 @@ use input::Inputs;
 use membership::Membership;
 use outcomes::Outcomes;
 use parked::Rounds;
+use queue::Backlog;
 use runner::Runner;
 use streams::{Hinted, Streams};
 use subscriptions::Turns;
@@ -103,6 +106,7 @@ pub struct EngineRules {
     pub caller_grace: Duration,
     /// Legacy sessions unused for longer than this are forgotten.
     pub session_idle: Duration,
+    pub queue: QueueRules,
     pub input: InputRules,
     pub rounds: RoundRules,
 }
@@ -245,6 +249,7 @@ pub struct Engine {
     cursors: CursorKey,
     membership: Membership,
     runner: Runner,
+    backlog: Backlog,
     waiters: Arc<Waiters>,
     outcomes: Arc<Outcomes>,
     inputs: Inputs,
@@ -276,6 +281,7 @@ impl Engine {
             cursors,
             membership,
             runner: Runner::new(rules.slots, rules.asking),
+            backlog: Backlog::default(),
             waiters: Arc::new(Waiters::new(rules.waiters_per_context)),
             outcomes: Arc::default(),
             inputs: Inputs::default(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 
 use super::Engine;
 use super::membership::{HEARTBEAT, LEASE};
@@ -41,6 +41,7 @@ impl Engine {
     pub async fn recover_once(self: &Arc<Self>) -> Result<usize, StoreError> {
         if self.membership.take_look() {
             let looked = async {
+                self.hand_back_doubtful().await?;
                 self.recover_forgotten().await?;
                 self.recover_streams().await
             };
@@ -76,8 +77,9 @@ impl Engine {
             let Some(last) = claims.last() else { break };
             after = Some(last.lease.task);
             // Together, so that they share commits.
-            let settled = try_join_all(claims.iter().map(|claim| self.recover(claim, "its node was lost"))).await?;
-            recovered += settled.into_iter().filter(|&settled| settled).count();
+            for settled in join_all(claims.iter().map(|claim| self.recover(claim, "its node was lost"))).await {
+                recovered += usize::from(unless_refused(settled)?);
+            }
         }
         Ok(recovered)
     }
@@ -92,7 +94,7 @@ impl Engine {
             }
             if let Some(claim) = store.claim_of(lease.task, lease.token).await? {
                 tracing::warn!(task.id = %lease.task, "a claim of this node had no runner");
-                self.recover(&claim, "its runner was lost").await?;
+                unless_refused(self.recover(&claim, "its runner was lost").await)?;
             }
         }
         Ok(())
@@ -134,6 +136,18 @@ impl Engine {
             outcome,
             now,
         }
+    }
+}
+
+/// A row of which the database takes no end, and no hand-back, stops none of the others.
+pub(super) fn unless_refused(settled: Result<bool, StoreError>) -> Result<bool, StoreError> {
+    match settled {
+        Err(StoreError::Unavailable(why)) => Err(StoreError::Unavailable(why)),
+        Err(error) => {
+            tracing::error!(%error, "a lost task cannot be recovered; trying again");
+            Ok(false)
+        }
+        settled => settled,
     }
 }
 

@@ -11,11 +11,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::Engine;
 use super::create::{QUEUED, RUNNING};
-use crate::domain::ids::{LeaseToken, TaskId};
+use super::recovery::unless_refused;
+use crate::domain::clock::Timestamp;
+use crate::domain::ids::{LeaseToken, NodeId, TaskId};
+use crate::domain::lease::Lease;
 use crate::domain::text::storable;
 use crate::domain::work::Claim;
 use crate::lifecycle;
-use crate::store::StoreError;
+use crate::store::{Release, StoreError, Wish};
 
 mod attempt;
 mod host;
@@ -31,6 +34,8 @@ use self::slots::{Seat, Slots};
 const LOOK: Duration = Duration::from_secs(1);
 /// Most claims of one round, so that nodes share a backlog.
 const ROUND: usize = 64;
+/// How long a claim is looked for of which this node has not heard.
+const DOUBTED: Duration = Duration::from_secs(120);
 /// How often waiting tasks are told their place.
 const ANNOUNCE: Duration = Duration::from_secs(5);
 /// Places above this are not counted.
@@ -41,14 +46,26 @@ pub(super) struct Runner {
     running: Mutex<HashMap<TaskId, Running>>,
     /// Tokens of claims that are being committed: nothing runs under them yet, and yet they are not forgotten.
     claiming: Mutex<HashSet<LeaseToken>>,
+    /// Claims of which it is not known whether they were committed, or will be: nothing was sent under them.
+    doubtful: Mutex<HashMap<LeaseToken, Doubt>>,
     /// Whether a waiting row may exist that this node knows of; then new tasks do not overtake it.
     waiting: AtomicBool,
     /// Whether another node has said so since the last look.
     hinted: AtomicBool,
+    /// Whether limits held rows back when they were last looked for: the end of any task may be what they wait for. New tasks
+    /// may pass them.
+    held_back: AtomicBool,
     /// When the gathered look last found that there was none.
     none_waited: Mutex<Option<Instant>>,
     /// Told when something begins to run.
     pub(super) started: Notify,
+}
+
+#[derive(Clone, Copy)]
+struct Doubt {
+    node: NodeId,
+    since: Instant,
+    is_new: bool,
 }
 
 /// Claims under way, until it is known here what became of them.
@@ -110,8 +127,10 @@ impl Runner {
             slots: Slots::new(slots, asking),
             running: Mutex::default(),
             claiming: Mutex::default(),
+            doubtful: Mutex::default(),
             waiting: AtomicBool::new(true), // until the first look says otherwise
             hinted: AtomicBool::new(false),
+            held_back: AtomicBool::new(false),
             none_waited: Mutex::default(),
             started: Notify::new(),
         }
@@ -145,7 +164,7 @@ impl Runner {
     pub(super) fn was_looked_for(&self, began: Instant, is_waiting: bool) {
         if !is_waiting {
             *lock(&self.none_waited) = Some(began);
-        } else if !self.waiting.load(Ordering::SeqCst) {
+        } else if !self.waiting.load(Ordering::SeqCst) && !self.held_back.load(Ordering::SeqCst) {
             self.somebody_waits();
         }
     }
@@ -166,7 +185,14 @@ impl Runner {
 
     pub(super) fn knows(&self, task: TaskId, token: LeaseToken) -> bool {
         // In the order in which a claim passes through them.
-        lock(&self.claiming).contains(&token) || self.lock().get(&task).is_some_and(|running| running.token == token)
+        lock(&self.claiming).contains(&token)
+            || self.lock().get(&task).is_some_and(|running| running.token == token)
+            || lock(&self.doubtful).contains_key(&token)
+    }
+
+    fn doubts(&self, node: NodeId, tokens: &[LeaseToken]) {
+        let doubt = Doubt { node, since: Instant::now(), is_new: true };
+        lock(&self.doubtful).extend(tokens.iter().map(|&token| (token, doubt)));
     }
 
     /// Stops the work of a task that ended otherwise.
@@ -208,7 +234,8 @@ impl Engine {
                 () = tokio::time::sleep_until(looked + LOOK) => {}
                 () = self.stopped.cancelled() => return,
             }
-            let nobody_waits = !self.runner.waiting.load(Ordering::SeqCst);
+            let nobody_waits =
+                [&self.runner.waiting, &self.runner.held_back].iter().all(|flag| !flag.load(Ordering::SeqCst));
             // Another may have looked meanwhile, for everything that this node waits for.
             if let Some(at) = lock(&self.runner.none_waited).filter(|_| nobody_waits) {
                 looked = looked.max(at);
@@ -229,7 +256,7 @@ impl Engine {
                 continue;
             }
             let due = announced.is_none_or(|last| last.elapsed() >= ANNOUNCE);
-            if due && self.runner.waiting.load(Ordering::SeqCst) {
+            if due && [&self.runner.waiting, &self.runner.held_back].iter().any(|flag| flag.load(Ordering::SeqCst)) {
                 announced = Some(Instant::now());
                 if let Err(error) = self.announce_queue().await {
                     tracing::debug!(%error, "cannot tell waiting tasks their place; trying again");
@@ -240,7 +267,7 @@ impl Engine {
 
     /// A look takes no lock, and finds nothing as a rule where nobody is known to wait.
     async fn claim_if_any(self: &Arc<Self>, nobody_is_known: bool) -> Result<usize, StoreError> {
-        if nobody_is_known && self.store.system().queue(1, self.clock.now()).await?.is_empty() {
+        if nobody_is_known && !self.store.system().anybody_waits(self.clock.now()).await? {
             return Ok(0);
         }
         self.claim_once().await
@@ -251,6 +278,10 @@ impl Engine {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn claim_once(self: &Arc<Self>) -> Result<usize, StoreError> {
+        if lock(&self.runner.doubtful).values().any(|doubt| doubt.is_new) {
+            self.hand_back_doubtful().await?;
+        }
+        let limits = self.slot_limits();
         let mut claimed = 0;
         loop {
             let slots: Vec<_> = std::iter::from_fn(|| self.runner.slots.take()).take(ROUND).collect();
@@ -260,21 +291,48 @@ impl Engine {
             // Lowered before the look: a task that begins to wait after it raises it again.
             self.runner.waiting.store(false, Ordering::SeqCst);
             let tokens: Vec<_> = slots.iter().map(|_| LeaseToken::new()).collect();
-            let _claiming = self.runner.claiming(tokens.clone());
-            let wanted = slots.len();
-            let claims = self.store.system().claim(self.membership.node(), tokens, RUNNING, self.clock.now()).await;
-            // Not what was known before: a task may have begun to wait meanwhile.
-            let claims = claims.inspect_err(|_| self.runner.waiting.store(true, Ordering::SeqCst))?;
-            let got = claims.len();
-            for (claim, slot) in claims.into_iter().zip(slots) {
+            let (node, _claiming) = (self.membership.node(), self.runner.claiming(tokens.clone()));
+            let wish = Wish { node, tokens: tokens.clone(), message: RUNNING.to_owned(), now: self.clock.now() };
+            let taken = self.store.system().claim_within(&limits, wish).await.inspect_err(|_| {
+                // Not what was known before: a task may have begun to wait meanwhile.
+                self.runner.waiting.store(true, Ordering::SeqCst);
+                self.runner.doubts(node, &tokens);
+            })?;
+            self.runner.held_back.store(taken.is_held_back, Ordering::SeqCst);
+            let (wanted, got) = (slots.len(), taken.claims.len());
+            for (claim, slot) in taken.claims.into_iter().zip(slots) {
                 self.run_in_background(claim, slot);
             }
             claimed += got;
-            if got < wanted {
+            if got == wanted || taken.is_short {
+                self.runner.waiting.store(true, Ordering::SeqCst);
+            }
+            if got < wanted && (got == 0 || !taken.is_short) {
                 return Ok(claimed);
             }
-            self.runner.waiting.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Gives back what was claimed without this node hearing of it: those calls were never sent, so that they may be made
+    /// whatever the policy.
+    pub(super) async fn hand_back_doubtful(&self) -> Result<(), StoreError> {
+        let doubtful = lock(&self.runner.doubtful).clone();
+        let nodes: HashSet<NodeId> = doubtful.values().map(|doubt| doubt.node).collect();
+        let (store, now) = (self.store.system(), self.clock.now());
+        for node in nodes {
+            for lease in store.held(node).await? {
+                if doubtful.contains_key(&lease.token) {
+                    let released = unless_refused(store.release(never_sent(&lease, now)).await)?;
+                    tracing::debug!(task.id = %lease.task, released, "a claim of which this node had not heard is given back");
+                }
+            }
+        }
+        // Its server may still commit what nobody waits for any more.
+        lock(&self.runner.doubtful).retain(|token, doubt| {
+            doubt.is_new &= !doubtful.contains_key(token);
+            doubt.since.elapsed() < DOUBTED
+        });
+        Ok(())
     }
 
     /// Runs a claim in the background; its panic becomes an outcome (EXEC-23).
@@ -314,16 +372,17 @@ impl Engine {
         (attempting, orders)
     }
 
-    /// Tells waiting tasks how many are ahead of them (LIFE-10).
+    /// Tells waiting tasks how many are ahead of them, or which limit holds them back (LIFE-10).
     ///
     /// # Errors
     /// If the store fails.
     pub async fn announce_queue(&self) -> Result<(), StoreError> {
         let now = self.clock.now();
         let store = self.store.system();
-        let queue = store.queue(PLACES, now).await?;
-        let places = queue.into_iter().enumerate().map(|(ahead, task)| (task, format!("{QUEUED}, {ahead} ahead")));
-        let messages: Vec<_> = places.collect();
+        let queue = store.queue_within(&self.slot_limits(), PLACES, now).await?;
+        let places = queue.next.into_iter().enumerate().map(|(ahead, task)| (task, format!("{QUEUED}, {ahead} ahead")));
+        let held_back = queue.held_back.into_iter().map(|(task, limit)| (task, format!("{QUEUED}: {limit}")));
+        let messages: Vec<_> = places.chain(held_back).collect();
         if messages.is_empty() {
             return Ok(());
         }
@@ -363,6 +422,18 @@ impl Engine {
 
     fn status_message(&self, text: &str) -> String {
         storable(text, self.rules.message_limit)
+    }
+}
+
+fn never_sent(lease: &Lease, now: Timestamp) -> Release {
+    Release {
+        task: lease.task,
+        token: lease.token,
+        not_before: now,
+        counted: false,
+        keep_inputs: true,
+        message: format!("{QUEUED}: the node that claimed it did not hear of that"),
+        now,
     }
 }
 

@@ -241,6 +241,8 @@ pub struct Tool {
     pub restart: RestartPolicy,
     /// How long one attempt may run; `None` leaves it to the service's default.
     pub run_limit: Option<Duration>,
+    /// The most of its tasks that run at once, on all nodes together.
+    pub slots: Option<u64>,
     /// Granted where the caller asks for no TTL; `None` leaves it to the service's default.
     pub ttl: Option<Duration>,
     pub poll_interval: Option<Duration>,

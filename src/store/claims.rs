@@ -7,9 +7,10 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::batch::{Job, Kind};
-use super::dialect::Dialect;
+use super::dialect::{Dialect, Row};
 use super::inputs::lock_live;
 use super::link::Session;
+use super::queue::Round;
 use super::sql::{Args, Cells, Fault, args, claim_columns, statements};
 use super::sql_store::{SqlStore, Write};
 use super::tasks::{EndTask, by_id, clean, ids};
@@ -19,15 +20,33 @@ use crate::domain::ids::{ContextId, LeaseToken, NodeId, SessionId, TaskId};
 use crate::domain::json::RawJson;
 use crate::domain::lease::{Lease, RestartPolicy};
 use crate::domain::outcome::{Failure, Outcome};
+use crate::domain::queue::SlotLimits;
 use crate::domain::retention::Ttl;
 use crate::domain::task::Task;
 use crate::domain::work::{Claim, Work};
 
+/// A node's wish for work.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pub node: NodeId,
+    /// One for each task that it has a slot for.
+    pub tokens: Vec<LeaseToken>,
+    /// What the claimed tasks say from now on.
+    pub message: String,
+    pub now: Timestamp,
+}
+
+/// What a node got.
+#[derive(Debug, Clone, Default)]
+pub struct Claimed {
+    pub claims: Vec<Claim>,
+    /// Whether limits hold tasks back: others may have their turn when any task ends.
+    pub is_held_back: bool,
+    /// Whether there may be more that were not looked at.
+    pub is_short: bool,
+}
+
 statements! {
-    QUEUE = "
-        SELECT task AS id FROM task_live
-        WHERE node IS NULL AND not_before <= $1
-        ORDER BY not_before, task LIMIT $2";
     HELD = "SELECT task, node, token, attempt, claimed FROM task_live WHERE node = $1 ORDER BY task";
     ORPHANS = concat!(
         "SELECT ", claim_columns!(), "
@@ -51,32 +70,32 @@ statements! {
 const BROKEN_KEPT: Duration = Duration::from_secs(600);
 
 impl<D: Dialect> SqlStore<D> {
-    pub(super) async fn claim_tasks(
-        &self,
-        node: NodeId,
-        tokens: Vec<LeaseToken>,
-        message: &str,
-        now: Timestamp,
-    ) -> Result<Vec<Claim>> {
-        if tokens.is_empty() {
-            return Ok(Vec::new());
+    pub(super) async fn claim_tasks(&self, wish: Wish, limits: &SlotLimits) -> Result<Claimed> {
+        if wish.tokens.is_empty() {
+            return Ok(Claimed::default());
         }
-        let (message, tokens) = (clean(message), Arc::new(tokens));
+        let now = wish.now;
+        let wish = Arc::new((Wish { message: clean(&wish.message), ..wish }, limits.clone()));
         let doubtful = AtomicBool::new(false);
-        let rows = self
+        let taken = self
             .again("store.claim", move |link| {
-                let (message, tokens) = (message.clone(), Arc::clone(&tokens));
+                let wish = Arc::clone(&wish);
                 let doubtful = doubtful.swap(true, Ordering::Relaxed);
                 async move {
+                    let (wish, limits) = &*wish;
                     let mut session = link.writer().await?;
-                    let taken = if doubtful { taken_by(&mut session, node, &tokens).await? } else { Vec::new() };
-                    if taken.is_empty() { take(&mut session, node, &tokens, &message, now).await } else { Ok(taken) }
+                    let rows = if doubtful { taken_by(&mut session, wish).await? } else { Vec::new() };
+                    if rows.is_empty() {
+                        return take(&mut session, wish, limits).await;
+                    }
+                    // How much is left was lost with the answer.
+                    Ok(Taken { rows, is_held_back: limits.hold_anything_back(), is_short: true })
                 }
             })
             .await?;
-        let mut claims = self.readable(&rows, now).await;
+        let mut claims = self.readable(&taken.rows, now).await;
         claims.sort_by_key(|claim| (claim.work.created, claim.lease.task));
-        Ok(claims)
+        Ok(Claimed { claims, is_held_back: taken.is_held_back, is_short: taken.is_short })
     }
 
     pub(super) async fn note_task(&self, note: super::Note) -> Result<Option<Task>> {
@@ -85,11 +104,6 @@ impl<D: Dialect> SqlStore<D> {
 
     pub(super) async fn release_task(&self, release: super::Release) -> Result<bool> {
         self.gather(|reply| Write::Release(Job { item: Release(release), reply })).await
-    }
-
-    pub(super) async fn waiting_tasks(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
-        let rows = self.read("store.queue", QUEUE, args![now, limit]).await?;
-        Ok(rows.iter().map(|row| row.uuid("id").map(TaskId::from_uuid)).collect::<std::result::Result<_, _>>()?)
     }
 
     pub(super) async fn note_waiting_tasks(&self, mut messages: Vec<(TaskId, String)>, now: Timestamp) -> Result<()> {
@@ -108,13 +122,18 @@ impl<D: Dialect> SqlStore<D> {
     }
 
     pub(super) async fn orphaned(&self, after: Option<TaskId>, limit: u32) -> Result<Vec<Claim>> {
-        let rows =
-            self.read("store.orphans", ORPHANS, args![after.map_or(Uuid::nil(), TaskId::as_uuid), limit]).await?;
-        if rows.is_empty() {
-            return Ok(Vec::new());
+        let mut after = after.map_or(Uuid::nil(), TaskId::as_uuid);
+        loop {
+            let rows = self.read("store.orphans", ORPHANS, args![after, limit]).await?;
+            let Some(last) = rows.last() else { return Ok(Vec::new()) };
+            after = last.uuid("task")?;
+            let now = self.database_now().await?;
+            let claims = self.readable(&rows, now).await;
+            // Broken rows hide none of those behind them.
+            if !claims.is_empty() {
+                return Ok(claims);
+            }
         }
-        let now = self.database_now().await?;
-        Ok(self.readable(&rows, now).await)
     }
 
     pub(super) async fn one_claim(&self, task: TaskId, token: LeaseToken) -> Result<Option<Claim>> {
@@ -169,31 +188,38 @@ impl<D: Dialect> SqlStore<D> {
     }
 }
 
+struct Taken<D: Dialect> {
+    rows: Vec<Row<D>>,
+    is_held_back: bool,
+    is_short: bool,
+}
+
 /// One transaction: the small table of live rows says which, then each is taken with a token of its own. Should the
-/// link break at its very end, what it took may stay with tokens that nobody knows: the node finds those among the
-/// leases that it holds, and gives them up.
+/// link break at its very end, what it took may stay with tokens of which the node knows only that they were sent: it
+/// looks for those among the leases that it holds, and gives them back.
 async fn take<D: Dialect>(
     session: &mut Session<D>,
-    node: NodeId,
-    tokens: &[LeaseToken],
-    message: &str,
-    now: Timestamp,
-) -> std::result::Result<Vec<super::dialect::Row<D>>, Fault> {
-    let limit = i64::try_from(tokens.len()).unwrap_or(i64::MAX);
+    wish: &Wish,
+    limits: &SlotLimits,
+) -> std::result::Result<Taken<D>, Fault> {
+    let &Wish { node, ref tokens, ref message, now } = wish;
+    let place = tokens.first().map_or(Uuid::nil(), |token| token.as_uuid());
     let mut transaction = session.begin().await?;
-    let picked = transaction.fetch(D::PICK_WAITING, args![now, limit]).await?;
-    let mut picked = picked.iter().map(|row| row.uuid("task")).collect::<std::result::Result<Vec<Uuid>, _>>()?;
+    let round = Round::begin(&mut transaction, limits, place, now).await?;
+    let picked = round.look(&mut transaction, D::PICK_WAITING, limits, tokens.len()).await?;
+    let (is_held_back, is_short) = (round.is_held_back(limits, picked.in_turn.len()), picked.is_short);
+    let mut picked = picked.in_turn;
     if picked.is_empty() {
         transaction.commit().await?;
-        return Ok(Vec::new());
+        return Ok(Taken { rows: Vec::new(), is_held_back, is_short });
     }
     picked.sort_unstable();
-    let pairs: Vec<(Uuid, LeaseToken)> = picked.into_iter().zip(tokens.iter().copied()).collect();
-    let rows = pairs.iter().map(|&(task, token)| args![task, node, token, message, now]).collect();
-    transaction.many(D::TAKE, rows).await?;
-    let claims = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
+    let pairs: Vec<(TaskId, LeaseToken)> = picked.into_iter().zip(tokens.iter().copied()).collect();
+    let wanted = pairs.iter().map(|&(task, token)| args![task, node, token, message.as_str(), now]).collect();
+    transaction.many(D::TAKE, wanted).await?;
+    let rows = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
     transaction.commit().await?;
-    Ok(claims)
+    Ok(Taken { rows, is_held_back, is_short })
 }
 
 fn read_lease<R: Cells>(row: &R) -> std::result::Result<Lease, Fault> {
@@ -208,14 +234,10 @@ fn read_lease<R: Cells>(row: &R) -> std::result::Result<Lease, Fault> {
 
 /// What an earlier try with these tokens claimed, if its commit landed and only the answer was lost. Without this look,
 /// calls that nobody has sent would be taken for lost ones, and others be claimed in their stead.
-async fn taken_by<D: Dialect>(
-    session: &mut Session<D>,
-    node: NodeId,
-    tokens: &[LeaseToken],
-) -> std::result::Result<Vec<super::dialect::Row<D>>, Fault> {
-    let held = session.fetch(HELD, args![node]).await?;
+async fn taken_by<D: Dialect>(session: &mut Session<D>, wish: &Wish) -> std::result::Result<Vec<Row<D>>, Fault> {
+    let held = session.fetch(HELD, args![wish.node]).await?;
     let held = held.iter().map(read_lease).collect::<std::result::Result<Vec<_>, _>>()?;
-    let ours = held.iter().filter(|lease| tokens.contains(&lease.token));
+    let ours = held.iter().filter(|lease| wish.tokens.contains(&lease.token));
     session.read_many(D::CLAIMS, ours.map(|lease| args![lease.task, lease.token]).collect()).await
 }
 

@@ -55,9 +55,6 @@ dialect! {
         HEARTBEAT,
         /// Declares dead all nodes but `$1` not heard of for `$2` microseconds by the database's clock.
         DECLARE_DEAD,
-        /// Waiting tasks due at `$1`, at most `$2`, locked for the claim. SQLite has no row locks: its one writer holds
-        /// the whole database.
-        PICK_WAITING,
         /// What is new (see `watch.rs`) of tasks `$1`, sessions `$2`, asking tasks `$3`, deliveries `$4`, inputs `$5`, of
         /// live tasks since `$6` and of signals since `$7`, at most `$8` signals, and of tasks that were made since
         /// `$9` and are over, at most `$10`. Live tasks are those of the sessions, the asking ones and those listened to
@@ -80,6 +77,16 @@ dialect! {
         RELEASE,
         /// Messages of waiting tasks.
         NOTE_WAITING,
+        /// The oldest tasks due at `$3` of lanes (context and tool), at most `$4` of each, which is the same for all.
+        WAITING_IN,
+        /// The same, locked for the claim. SQLite has no row locks: its one writer holds the whole database.
+        PICK_WAITING,
+        /// How many slots contexts hold. Counted by an index over what runs, so that it costs what the slots of all nodes allow.
+        SLOTS_OF_CONTEXTS,
+        /// The same of tenants that are counted.
+        SLOTS_OF_TENANTS,
+        /// The same of tools that are counted.
+        SLOTS_OF_TOOLS,
         /// Claims picked tasks; answers the ids.
         TAKE,
         /// Claims by task and token.

@@ -116,6 +116,10 @@ impl ScopedStore {
         self.database.asking(self.context, task).await
     }
 
+    pub async fn waiting(&self, most: u64) -> Result<u64> {
+        self.database.waiting(self.context, most).await
+    }
+
     pub async fn parked(&self, id: TaskId) -> Result<Option<Parked>> {
         self.database.parked(self.context, id).await
     }

@@ -414,6 +414,37 @@ impl<D: Dialect> Transaction<'_, D> {
     }
 }
 
+/// What reads, within a transaction or without one.
+pub trait Reads<D: Dialect>: Send {
+    fn rows(&mut self, sql: &'static str, args: Args) -> impl Future<Output = Result<Vec<Row<D>>, Fault>> + Send;
+
+    fn rows_of_many(
+        &mut self,
+        statement: Many,
+        rows: Vec<Args>,
+    ) -> impl Future<Output = Result<Vec<Row<D>>, Fault>> + Send;
+}
+
+impl<D: Dialect> Reads<D> for Session<D> {
+    async fn rows(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
+        self.fetch(sql, args).await
+    }
+
+    async fn rows_of_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
+        self.read_many(statement, rows).await
+    }
+}
+
+impl<D: Dialect> Reads<D> for Transaction<'_, D> {
+    async fn rows(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
+        self.fetch(sql, args).await
+    }
+
+    async fn rows_of_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
+        self.many(statement, rows).await
+    }
+}
+
 /// Notes what becomes of a connection's statements.
 struct Guard<'s, D: Dialect> {
     clean: &'s mut bool,

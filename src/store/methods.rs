@@ -9,9 +9,10 @@ use super::dialect::Dialect;
 use super::sql_store::SqlStore;
 use super::tasks::EndTask;
 use super::{
-    Afterwards, Asked, Beat, CatalogItem, Claim, Database, Delivered, End, Ended, Finish, Firsts, Given, Hints, Hold,
-    Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Release, Renamed, Result, Signal,
-    Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
+    Afterwards, Asked, Beat, CatalogItem, Claim, Claimed, Database, Delivered, End, Ended, Finish, Firsts, Given,
+    Hints, Hold, Keyed, Lease, NewInput, NewSubscription, News, Note, OpenInput, Overdue, Parked, Queue, Release,
+    Renamed, Result, Signal, Spend, StreamPlace, SubscriptionRow, Taken, TaskDetails, TokenRecord, Waiting, Watch,
+    Wish,
 };
 use crate::domain::clock::Timestamp;
 use crate::domain::context::ContextKey;
@@ -20,6 +21,7 @@ use crate::domain::ids::{ContextId, DeliveryId, InputId, LeaseToken, NodeId, Ses
 use crate::domain::input::Answer;
 use crate::domain::json::RawJson;
 use crate::domain::outcome::Outcome;
+use crate::domain::queue::SlotLimits;
 use crate::domain::round::RoundState;
 use crate::domain::session::{Session, SessionStream};
 use crate::domain::task::Task;
@@ -62,8 +64,8 @@ impl<D: Dialect> Database for SqlStore<D> {
         self.end_told(EndTask::by_owner(context, id, end)).await
     }
 
-    async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>> {
-        self.claim_told(node, tokens, message, now).await
+    async fn claim_within(&self, limits: &SlotLimits, wish: Wish) -> Result<Claimed> {
+        self.claim_told(wish, limits).await
     }
 
     async fn finish(&self, finish: Finish) -> Result<Ended> {
@@ -78,8 +80,20 @@ impl<D: Dialect> Database for SqlStore<D> {
         self.release_told(release).await
     }
 
-    async fn queue(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
-        self.waiting_tasks(limit, now).await
+    async fn anybody_waits(&self, now: Timestamp) -> Result<bool> {
+        self.is_anybody_waiting(now).await
+    }
+
+    async fn queue_within(&self, limits: &SlotLimits, limit: u32, now: Timestamp) -> Result<Queue> {
+        self.look_at_queue(limit, limits, now).await
+    }
+
+    async fn waiting(&self, context: ContextId, most: u64) -> Result<u64> {
+        self.count_waiting(context, most).await
+    }
+
+    async fn waiting_of_tenant(&self, tenant: &str, most: u64) -> Result<u64> {
+        self.count_waiting_of_tenant(tenant, most).await
     }
 
     async fn note_waiting(&self, messages: Vec<(TaskId, String)>, now: Timestamp) -> Result<()> {

@@ -54,6 +54,12 @@ const MIGRATIONS: &[Step] = &[
         postgres: include_str!("../../migrations/postgres/0004_rounds.sql"),
         sqlite: include_str!("../../migrations/sqlite/0004_rounds.sql"),
     },
+    Step {
+        version: 5,
+        name: "queue",
+        postgres: include_str!("../../migrations/postgres/0005_queue.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0005_queue.sql"),
+    },
 ];
 
 /// How long one node may migrate without renewing its lease.

@@ -35,6 +35,7 @@ mod operators;
 mod options;
 mod postgres;
 mod prepared;
+mod queue;
 mod retention;
 mod rounds;
 mod sessions;
@@ -64,11 +65,13 @@ use crate::domain::input::Answer;
 use crate::domain::json::RawJson;
 use crate::domain::lease::Lease;
 use crate::domain::outcome::Outcome;
+use crate::domain::queue::SlotLimits;
 use crate::domain::round::RoundState;
 use crate::domain::session::{Session, SessionStream};
 use crate::domain::task::Task;
 use crate::domain::work::{Claim, NewTask, UpstreamTask};
 
+pub use claims::{Claimed, Wish};
 pub use deliveries::{Delivered, Held, Hold, Last, Purpose, Renamed};
 pub use handles::{ScopedStore, Store, SystemStore};
 pub use hints::Hint;
@@ -76,7 +79,9 @@ pub use inputs::{Afterwards, Asked, NewInput, OpenInput, Taken, Waiting};
 pub use keyed::Keyed;
 pub use migrate::{check_migrations, migrate};
 pub use open::{OpenError, open};
+pub use operators::TaskDetails;
 pub use options::{DatabaseOptions, Pooler};
+pub use queue::Queue;
 pub use retention::Firsts;
 pub use rounds::{Given, Parked, Spend};
 pub use sessions::StreamPlace;
@@ -211,20 +216,6 @@ pub struct SubscriptionRow {
     pub node: NodeId,
 }
 
-/// A task as operators see it, across contexts; or, `parked`, a stored call that is no task.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskDetails {
-    pub task: Task,
-    pub parked: bool,
-    pub tenant: String,
-    pub upstream: String,
-    pub upstream_tool: String,
-    /// The last attempt, 0 before the first.
-    pub attempt: u32,
-    pub node: Option<NodeId>,
-    pub outcome: Option<Outcome>,
-}
-
 /// The contract of a database. Methods with a [`ContextId`] have it in the WHERE clause or join of their statement.
 #[async_trait]
 pub trait Database: Send + Sync + 'static {
@@ -250,10 +241,15 @@ pub trait Database: Send + Sync + 'static {
 
     // --- tasks, running --------------------------------------------------------------------------------------
 
-    /// Claims up to `tokens.len()` waiting tasks whose time has come, oldest first, each with one of the given tokens;
-    /// sets their message to `message`. Rows that another node is claiming are skipped, not waited for. A row that cannot
+    /// Claims as many waiting tasks whose time has come as there are tokens, by the turns of their contexts and within the
+    /// limits (`domain/queue`). Rows that another node is claiming are skipped, not waited for. A row that cannot
     /// be read is left out and ended as a broken row, so that it never stops the others.
-    async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>>;
+    async fn claim_within(&self, limits: &SlotLimits, wish: Wish) -> Result<Claimed>;
+    /// The same where nothing is limited.
+    async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>> {
+        let wish = Wish { node, tokens, message: message.to_owned(), now };
+        Ok(self.claim_within(&SlotLimits::default(), wish).await?.claims)
+    }
     /// Ends a task by its lease. A repeated finish with the same token finds itself done.
     async fn finish(&self, finish: Finish) -> Result<Ended>;
     /// Writes a running task's message and progress if the lease still holds; `None` if it does not. Progress alone
@@ -261,8 +257,18 @@ pub trait Database: Send + Sync + 'static {
     async fn note(&self, note: Note) -> Result<Option<Task>>;
     /// Gives a lease back; false if it was not held any more.
     async fn release(&self, release: Release) -> Result<bool>;
-    /// The waiting tasks whose time has come, in the order in which they will be claimed, at most `limit`.
-    async fn queue(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>>;
+    /// Whether a task waits whose time has come.
+    async fn anybody_waits(&self, now: Timestamp) -> Result<bool>;
+    /// The waiting tasks whose time has come, at most `limit` of those that go next and as many that limits hold back.
+    async fn queue_within(&self, limits: &SlotLimits, limit: u32, now: Timestamp) -> Result<Queue>;
+    /// Those that go next where nothing is limited.
+    async fn queue(&self, limit: u32, now: Timestamp) -> Result<Vec<TaskId>> {
+        Ok(self.queue_within(&SlotLimits::default(), limit, now).await?.next)
+    }
+    /// How many tasks of the context wait, counted up to `most`.
+    async fn waiting(&self, context: ContextId, most: u64) -> Result<u64>;
+    /// The same of a tenant, as far as its tasks name it as counted.
+    async fn waiting_of_tenant(&self, tenant: &str, most: u64) -> Result<u64>;
     /// Sets the message of tasks that still wait, where it differs.
     async fn note_waiting(&self, messages: Vec<(TaskId, String)>, now: Timestamp) -> Result<()>;
     /// False only if nothing can have changed since the last call that answered true. Costs no query on SQLite; always true

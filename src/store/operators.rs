@@ -1,12 +1,28 @@
 //! Tasks as operators see them, across contexts. Never reached by request-facing code.
 
+use super::Result;
 use super::dialect::Dialect;
 use super::sql::{Cells, Fault, args, statements, task_columns};
 use super::sql_store::SqlStore;
 use super::tasks::{read_outcome, read_task, start};
-use super::{Result, TaskDetails};
 use crate::domain::cursor::Position;
 use crate::domain::ids::{NodeId, TaskId};
+use crate::domain::outcome::Outcome;
+use crate::domain::task::Task;
+
+/// A task as operators see it, across contexts; or, `parked`, a stored call that is no task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskDetails {
+    pub task: Task,
+    pub parked: bool,
+    pub tenant: String,
+    pub upstream: String,
+    pub upstream_tool: String,
+    /// The last attempt, 0 before the first.
+    pub attempt: u32,
+    pub node: Option<NodeId>,
+    pub outcome: Option<Outcome>,
+}
 
 macro_rules! details_columns {
     () => {

@@ -28,6 +28,24 @@ macro_rules! clock {
     };
 }
 
+/// See [`Dialect::WAITING_IN`]. The limit of a subquery cannot differ by its row. Rows are compared, and not columns for equality:
+/// the planner, which then needs no order by them, may go through all that wait by their time instead of through the lane.
+macro_rules! waiting_in {
+    ($lock:literal) => {
+        concat!(
+            "SELECT w.context, w.tool, p.task, p.not_before
+             FROM unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[]) AS w (context, tool, now, most)
+             CROSS JOIN LATERAL (
+                SELECT l.task, l.not_before FROM task_live l
+                WHERE l.node IS NULL AND (l.context, l.tool) >= (w.context, w.tool)
+                    AND (l.context, l.tool, l.not_before) <= (w.context, w.tool, w.now)
+                ORDER BY l.context, l.tool, l.not_before, l.task LIMIT ($4::bigint[])[1] ",
+            $lock,
+            ") p"
+        )
+    };
+}
+
 /// Locking order, so that no two statements wait for each other: live rows first, by task id; a row of `tasks` only
 /// under the lock of its live row.
 impl Dialect for PostgresDialect {
@@ -63,22 +81,17 @@ impl Dialect for PostgresDialect {
 
     const LOST: &'static str = lost!(clock!());
 
-    const PICK_WAITING: &'static str = "
-        SELECT task FROM task_live
-        WHERE node IS NULL AND not_before <= $1
-        ORDER BY not_before, task LIMIT $2
-        FOR UPDATE SKIP LOCKED";
-
     const CREATE: Many = &["
         WITH new AS MATERIALIZED (
             SELECT * FROM unnest(
                 $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
                 $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[]
+                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[], $23::text[],
+                $24::text[]
             ) AS w (
                 id, context, session, tool, upstream, upstream_tool, message, created,
                 granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-                params, node, token, hard_end, idempotency_key, digest, parked
+                params, node, token, hard_end, idempotency_key, digest, parked, counted_tenant, counted_tool
             )
         ), made AS (
             INSERT INTO tasks (
@@ -95,9 +108,10 @@ impl Dialect for PostgresDialect {
         ), asked AS (
             INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n JOIN made m ON m.id = n.id
         ), live AS (
-            INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end)
+            INSERT INTO task_live
+                (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
             SELECT n.id, n.session, n.node, n.token, CASE WHEN n.node IS NULL THEN 0 ELSE 1 END, n.created,
-                CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end
+                CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end, n.context, n.counted_tenant, n.counted_tool
             FROM new n JOIN made m ON m.id = n.id
         )
         SELECT id FROM made"];
@@ -202,12 +216,37 @@ impl Dialect for PostgresDialect {
         WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         RETURNING t.id"];
 
+    const WAITING_IN: Many = &[waiting_in!("")];
+    const PICK_WAITING: Many = &[waiting_in!("FOR UPDATE SKIP LOCKED")];
+
+    const SLOTS_OF_CONTEXTS: Many = &["
+        SELECT w.context, (
+            SELECT COUNT(*) FROM task_live l WHERE l.context = w.context AND l.node IS NOT NULL AND l.open_inputs = 0
+        ) AS held
+        FROM unnest($1::uuid[]) AS w (context)"];
+
+    const SLOTS_OF_TENANTS: Many = &["
+        SELECT w.name, (
+            SELECT COUNT(*) FROM task_live l
+            WHERE l.tenant = w.name AND l.tenant <> '' AND l.node IS NOT NULL AND l.open_inputs = 0
+        ) AS held
+        FROM unnest($1::text[]) AS w (name)"];
+
+    const SLOTS_OF_TOOLS: Many = &["
+        SELECT w.name, (
+            SELECT COUNT(*) FROM task_live l
+            WHERE l.tool = w.name AND l.tool <> '' AND l.node IS NOT NULL AND l.open_inputs = 0
+        ) AS held
+        FROM unnest($1::text[]) AS w (name)"];
+
     const TAKE: Many = &["
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::bigint[])
                 AS w (id, node, lease, message, now)
         ), taken AS (
-            UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now, attempt = l.attempt + 1
+            UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now, attempt = l.attempt + 1,
+                context = CASE l.context WHEN '00000000-0000-0000-0000-000000000000'
+                    THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = l.task), l.context) ELSE l.context END
             FROM wanted w
             WHERE l.task = w.id AND l.node IS NULL
             RETURNING l.task, w.message, w.now

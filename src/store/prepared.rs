@@ -23,6 +23,7 @@ mod tests {
         ("migrate_pooled.rs", migrate_pooled::STATEMENTS),
         ("nodes.rs", nodes::STATEMENTS),
         ("operators.rs", operators::STATEMENTS),
+        ("queue.rs", queue::STATEMENTS),
         ("retention.rs", retention::STATEMENTS),
         ("rounds.rs", rounds::STATEMENTS),
         ("sessions.rs", sessions::STATEMENTS),
@@ -98,6 +99,70 @@ mod tests {
             let plan = plan_of_a_page::<PostgresDialect>(&mut connection, context, "EXPLAIN", "QUERY PLAN").await;
             assert!(plan.contains("tasks_by_context") && plan.contains("ROW(created, id) <"), "{plan}");
             assert!(!plan.contains("Sort") && !plan.contains("Seq Scan") && !plan.contains("Bitmap"), "{plan}");
+        }
+        drop_schema(connection, &schema).await;
+    }
+
+    async fn plan<D: Dialect>(
+        connection: &mut Connection<D>,
+        (explain, column): (&str, &str),
+        sql: &str,
+        args: super::super::sql::Args,
+    ) -> String {
+        let explain: &'static str = format!("{explain} {sql}").leak();
+        let lines: Vec<Row<D>> = D::fetch(connection, explain, args, true).await.unwrap();
+        lines.iter().map(|line| line.text(column).unwrap()).collect::<Vec<_>>().join("\n")
+    }
+
+    fn of_queue(part: &str) -> &'static str {
+        queue::STATEMENTS.iter().find(|sql| sql.contains(part)).unwrap()
+    }
+
+    // req: AUTH-15
+    #[tokio::test]
+    async fn the_first_of_a_lane_is_found_by_one_step_on_sqlite() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut connection = sqlite(&folder).await;
+        let explain = ("EXPLAIN QUERY PLAN", "detail");
+        let lanes = args![uuid::Uuid::nil(), 100_u32];
+        let lanes = plan::<SqliteDialect>(&mut connection, explain, of_queue("RECURSIVE"), lanes).await;
+        let step = "SEARCH x USING INDEX task_live_lanes ((context,tool,not_before)>(?,?,?))";
+        assert!(lanes.contains(step) && !lanes.contains("TEMP B-TREE"), "{lanes}");
+        let lane = args![ContextId::new(), "", 5_i64, 1_i64];
+        let lane = plan::<SqliteDialect>(&mut connection, explain, SqliteDialect::PICK_WAITING[0], lane).await;
+        assert!(lane.contains("task_live_lanes (context=? AND tool=? AND not_before<?)"), "{lane}");
+        assert!(!lane.contains("TEMP B-TREE"), "{lane}");
+    }
+
+    // req: AUTH-15
+    #[tokio::test]
+    async fn the_first_of_a_lane_is_found_by_one_step_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        let rows = "ALTER TABLE task_live SET (autovacuum_enabled = off);
+            INSERT INTO task_live (task, attempt, not_before, hard_end, context)
+            SELECT gen_random_uuid(), 0, n, 1, gen_random_uuid()
+            FROM generate_series(1, 20) n;
+            INSERT INTO task_live (task, attempt, not_before, hard_end, context)
+            SELECT gen_random_uuid(), 0, n, 1, '11111111-1111-4111-8111-111111111111' FROM generate_series(1, 20000) n";
+        connection.execute(sqlx::raw_sql(rows)).await.unwrap();
+        let explain = ("EXPLAIN", "QUERY PLAN");
+        for statistics in ["", "ANALYZE task_live"] {
+            connection.execute(sqlx::raw_sql(statistics)).await.unwrap();
+            let lanes = args![uuid::Uuid::nil(), 100_i64];
+            let lanes = plan::<PostgresDialect>(&mut connection, explain, of_queue("RECURSIVE"), lanes).await;
+            let step = "(ROW(context, tool, not_before) > ROW(";
+            assert!(lanes.contains(step) && !lanes.contains("Sort") && !lanes.contains("Seq Scan"), "{lanes}");
+            let pick = PostgresDialect::PICK_WAITING[0];
+            let context = uuid::Uuid::from_u128(0x1111_1111_1111_4111_8111_1111_1111_1111);
+            let pick =
+                pick.replace("$1::uuid[]", &format!("ARRAY['{context}'::uuid]")).replace("$2::text[]", "ARRAY['']");
+            let pick = pick.replace("$3::bigint[]", "ARRAY[9]").replace("$4::bigint[]", "ARRAY[1]");
+            let pick = plan::<PostgresDialect>(&mut connection, explain, &pick, Vec::new()).await;
+            let range = "(ROW(context, tool, not_before) <= ROW(";
+            assert!(pick.contains("task_live_lanes") && pick.contains(range) && !pick.contains("Sort"), "{pick}");
+            let count = args![uuid::Uuid::from_u128(1), 100_i64];
+            let count = plan::<PostgresDialect>(&mut connection, explain, of_queue("WHERE context = $1"), count).await;
+            assert!(count.contains("task_live_lanes") && !count.contains("Sort"), "{count}");
         }
         drop_schema(connection, &schema).await;
     }

@@ -71,11 +71,6 @@ impl Dialect for SqliteDialect {
 
     const LOST: &'static str = lost!(clock!());
 
-    const PICK_WAITING: &'static str = "
-        SELECT task FROM task_live
-        WHERE node IS NULL AND not_before <= $1
-        ORDER BY not_before, task LIMIT $2";
-
     const CREATE: Many = &[
         "INSERT INTO tasks (
             id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
@@ -85,9 +80,9 @@ impl Dialect for SqliteDialect {
         ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id",
         "INSERT INTO task_requests (task, params) VALUES ($1, $16)",
-        "INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end)
+        "INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
         VALUES ($1, $3, $17, $18, CASE WHEN $17 IS NULL THEN 0 ELSE 1 END, $8,
-            CASE WHEN $17 IS NULL THEN NULL ELSE $8 END, $19)",
+            CASE WHEN $17 IS NULL THEN NULL ELSE $8 END, $19, $2, $23, $24)",
     ];
 
     const END: Many = &[
@@ -132,8 +127,28 @@ impl Dialect for SqliteDialect {
     const NOTE_WAITING: Many =
         &["SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL", change_message!("$1", "$2", "$3")];
 
+    const WAITING_IN: Many = &["
+        SELECT context, tool, task, not_before FROM task_live
+        WHERE node IS NULL AND context = $1 AND tool = $2 AND not_before <= $3
+        ORDER BY not_before, task LIMIT $4"];
+    const PICK_WAITING: Many = Self::WAITING_IN;
+
+    const SLOTS_OF_CONTEXTS: Many = &["
+        SELECT $1 AS context, COUNT(*) AS held FROM task_live
+        WHERE context = $1 AND node IS NOT NULL AND open_inputs = 0"];
+
+    const SLOTS_OF_TENANTS: Many = &["
+        SELECT $1 AS name, COUNT(*) AS held FROM task_live
+        WHERE tenant = $1 AND tenant <> '' AND node IS NOT NULL AND open_inputs = 0"];
+
+    const SLOTS_OF_TOOLS: Many = &["
+        SELECT $1 AS name, COUNT(*) AS held FROM task_live
+        WHERE tool = $1 AND tool <> '' AND node IS NOT NULL AND open_inputs = 0"];
+
     const TAKE: Many = &[
-        "UPDATE task_live SET node = $2, token = $3, claimed = $5, attempt = attempt + 1
+        "UPDATE task_live SET node = $2, token = $3, claimed = $5, attempt = attempt + 1,
+            context = CASE context WHEN x'00000000000000000000000000000000'
+                THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = task_live.task), context) ELSE context END
         WHERE task = $1 AND node IS NULL
         RETURNING task AS id",
         change_message!("$1", "$4", "$5"),

@@ -152,6 +152,8 @@ impl Create {
             new.keyed.as_ref().and_then(|keyed| keyed.key.as_deref().map(clean)),
             new.keyed.as_ref().map(|keyed| keyed.digest.clone()),
             new.keyed.as_ref().is_some_and(|keyed| keyed.parked),
+            clean(&new.counted.tenant),
+            clean(&new.counted.tool),
         ]
     }
 }

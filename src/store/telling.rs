@@ -6,10 +6,11 @@ use super::dialect::Dialect;
 use super::hints::Hint;
 use super::sql_store::SqlStore;
 use super::tasks::EndTask;
-use super::{Afterwards, Asked, Claim, Ended, NewInput, Note, Release, Result, Signal};
+use super::{Afterwards, Asked, Claimed, Ended, NewInput, Note, Release, Result, Signal, Wish};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, DeliveryId, InputId, LeaseToken, NodeId, SessionId, TaskId, TokenId};
 use crate::domain::input::Answer;
+use crate::domain::queue::SlotLimits;
 use crate::domain::task::Task;
 use crate::domain::work::NewTask;
 
@@ -38,16 +39,10 @@ impl<D: Dialect> SqlStore<D> {
         Ok(ended)
     }
 
-    pub(super) async fn claim_told(
-        &self,
-        node: NodeId,
-        tokens: Vec<LeaseToken>,
-        message: &str,
-        now: Timestamp,
-    ) -> Result<Vec<Claim>> {
-        let claims = self.claim_tasks(node, tokens, message, now).await?;
-        self.wakeups.post(claims.iter().map(|claim| Hint::Task(claim.lease.task, claim.work.session)));
-        Ok(claims)
+    pub(super) async fn claim_told(&self, wish: Wish, limits: &SlotLimits) -> Result<Claimed> {
+        let claimed = self.claim_tasks(wish, limits).await?;
+        self.wakeups.post(claimed.claims.iter().map(|claim| Hint::Task(claim.lease.task, claim.work.session)));
+        Ok(claimed)
     }
 
     pub(super) async fn note_told(&self, note: Note) -> Result<Option<Task>> {

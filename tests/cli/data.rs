@@ -9,6 +9,7 @@ use taskhold::domain::context::{AuthContext, Credential};
 use taskhold::domain::ids::TaskId;
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
+use taskhold::domain::queue::Counted;
 use taskhold::domain::retention::Ttl;
 use taskhold::domain::work::{CallKey, NewTask};
 use taskhold::store::{self, DatabaseOptions};
@@ -161,6 +162,7 @@ fn stored(folder: &Path, keyed: Option<CallKey>) -> (String, String) {
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
         keyed,
+        counted: Counted::default(),
         claim: None,
     };
     let id = new.id.to_string();

@@ -1,5 +1,6 @@
 //! A node under test: the real engine and a real database, a scripted executor and a clock moved by hand.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use taskhold::domain::mode::TaskMode;
 use taskhold::domain::retention::TtlRules;
 use taskhold::domain::task::{Status, Task};
 use taskhold::engine::{
-    Asked, Called, Caller, Engine, EngineParts, EngineRules, InputRules, Item, Refusal, RoundRules, ToolCall,
+    Asked, Called, Caller, Engine, EngineParts, EngineRules, InputRules, Item, QueueRules, Refusal, RoundRules,
+    ToolCall,
 };
 use taskhold::executor::Tool;
 use taskhold::store::Store;
@@ -74,11 +76,17 @@ impl World {
 
     /// A caller with an authorization context of its own.
     pub async fn caller(&self, name: &str) -> Caller {
-        let key = ContextKey { subject: name.to_owned(), ..ContextKey::default() };
+        self.caller_of(None, name).await
+    }
+
+    /// The same of a tenant.
+    pub async fn caller_of(&self, tenant: Option<&str>, name: &str) -> Caller {
+        let tenant_name = tenant.unwrap_or_default().to_owned();
+        let key = ContextKey { tenant: tenant_name, subject: name.to_owned(), ..ContextKey::default() };
         let id = self.database.store.system().ensure_context(key, Timestamp::from_micros(0)).await.unwrap();
         let token = TokenId::new();
         Caller {
-            auth: AuthContext::verified(id, None, Credential::Token(token)),
+            auth: AuthContext::verified(id, tenant.map(Arc::from), Credential::Token(token)),
             session: None,
             capabilities: RawJson::trusted("{}"),
             initialized: true,
@@ -112,6 +120,7 @@ pub fn rules() -> EngineRules {
         subscriptions_per_session: 3,
         session_idle: Duration::from_secs(24 * 3600),
         asking: 100,
+        queue: QueueRules { slots: None, queued: 100_000, tenants: BTreeMap::new() },
         input: InputRules {
             timeout: None,
             question_limit: 10_000,
@@ -137,6 +146,7 @@ fn tools() -> Vec<Tool> {
             input_timeout: Some(Duration::from_millis(30)),
             ..tool("impatient", TaskMode::Optional, RestartPolicy::Fail)
         },
+        Tool { slots: Some(1), ..tool("one at a time", TaskMode::Optional, RestartPolicy::Fail) },
         Tool { run_limit: Some(Duration::from_millis(30)), ..tool("brief", TaskMode::Optional, RestartPolicy::Fail) },
     ]
 }

@@ -9,7 +9,7 @@ mod lifecycle;
 mod listening;
 mod passed;
 pub mod places;
-mod queue;
+pub mod queue;
 mod readers;
 mod recovery;
 mod resumed;

@@ -8,6 +8,7 @@ mod gateway;
 mod input;
 mod lists;
 mod nodes;
+mod queue;
 mod remotes;
 mod stateless;
 mod tasks;

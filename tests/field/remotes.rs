@@ -303,6 +303,7 @@ async fn a_task_is_handed_out_before_its_cold_upstream_is_up() {
 }
 
 // req: EXEC-04
+// field case: F-Q-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_past_its_time_is_cancelled_at_its_upstream_whatever_progress_it_makes() {
     let remote = Remote::start(scenario(async |seen| {

@@ -1,6 +1,6 @@
 //! A service under test, in this process, on a free port.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::mode::TaskMode;
 use taskhold::domain::outcome::Outcome;
 use taskhold::domain::retention::TtlRules;
-use taskhold::engine::{Engine, EngineParts, EngineRules, InputRules, RoundRules};
+use taskhold::engine::{Engine, EngineParts, EngineRules, InputRules, QueueRules, RoundRules};
 use taskhold::executor::upstream::{Settings, UpstreamConfig, Upstreams};
 use taskhold::executor::{Attempt, Catalogue, Executor, Tool};
 use taskhold::http::server::{ServerRules, serve};
@@ -369,6 +369,7 @@ pub fn engine_rules() -> EngineRules {
         subscriptions_per_session: 2,
         session_idle: Duration::from_secs(24 * 3600),
         asking: 100,
+        queue: QueueRules { slots: None, queued: 100_000, tenants: BTreeMap::new() },
         input: InputRules {
             timeout: None,
             question_limit: 10_000,

@@ -21,6 +21,7 @@ use taskhold::domain::input::{InputKind, Question};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::Outcome;
+use taskhold::domain::queue::Counted;
 use taskhold::domain::task::Task;
 use taskhold::domain::work::{Claim, NewTask};
 use taskhold::store::{
@@ -554,6 +555,7 @@ fn new_task(model: &Model, number: usize, claim: Option<(NodeId, LeaseToken)>) -
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
         keyed: None,
+        counted: Counted::default(),
         claim,
     }
 }

@@ -3,6 +3,7 @@
 //! It decides by `domain/transition` and `domain/retention`, as the product does, and knows no SQL. Time is a number
 //! that the steps move; each step may be made by a node whose clock is some seconds off.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -372,6 +373,7 @@ impl Model {
     }
 
     /// Waiting tasks whose time has come, in the order of claims.
+    /// Each time the context with the fewest slots comes next, and of several the one whose first task waits the longest.
     pub fn queue(&self, now: Timestamp) -> Vec<usize> {
         let mut due: Vec<_> = (0..self.tasks.len())
             .filter_map(|at| {
@@ -381,7 +383,26 @@ impl Model {
             })
             .collect();
         due.sort_unstable();
-        due.into_iter().map(|(_, _, at)| at).collect()
+        let slots = |context| {
+            let held = |task: &&TaskModel| {
+                let has_slot = task.live.as_ref().is_some_and(|live| live.lease.is_some()) && task.open().is_empty();
+                task.context == context && has_slot
+            };
+            self.tasks.iter().filter(held).count()
+        };
+        // By its place in its context's queue, each task comes when its context would have so many slots.
+        let mut contexts: HashMap<usize, (usize, (Timestamp, Uuid))> = HashMap::new();
+        let mut turns: Vec<_> = due
+            .into_iter()
+            .map(|(since, id, at)| {
+                let context = self.tasks[at].context;
+                let (has, first) = contexts.entry(context).or_insert_with(|| (slots(context), (since, id)));
+                *has += 1;
+                (*has, *first, since, id, at)
+            })
+            .collect();
+        turns.sort_unstable();
+        turns.into_iter().map(|(.., at)| at).collect()
     }
 
     pub fn held(&self, node: usize) -> Vec<(usize, LeaseModel)> {

@@ -1,12 +1,14 @@
 //! Who runs a task.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use taskhold::domain::ids::{LeaseToken, NodeId};
+use taskhold::domain::ids::{LeaseToken, NodeId, TaskId};
 use taskhold::domain::outcome::Ending;
+use taskhold::domain::queue::{Counted, SlotLimit, SlotLimits};
 use taskhold::domain::task::Status;
-use taskhold::store::{Note, Release};
+use taskhold::domain::work::{Claim, NewTask};
+use taskhold::store::{Note, Release, Wish};
 
 use super::{at, caller, claimed_task, contract_everywhere, new_task};
 use crate::support::database::{Backend, TestDatabase};
@@ -19,6 +21,13 @@ contract_everywhere! {
     a_broken_row_is_ended_and_stops_nobody,
     a_locked_row_is_skipped,
     changes_are_noticed,
+    slots_are_shared_fairly_between_contexts,
+    what_a_limit_holds_back_stops_nobody_else,
+    a_lane_whose_first_may_not_run_yet_waits,
+    of_many_lanes_each_has_its_turn,
+    rows_of_the_release_before_are_claimed,
+    waiting_tasks_are_counted_so_far,
+    broken_rows_hide_no_orphans,
 }
 
 fn tokens(count: usize) -> Vec<LeaseToken> {
@@ -130,6 +139,154 @@ async fn a_broken_row_is_ended_and_stops_nobody(db: TestDatabase) {
     assert!(system.claim(NodeId::new(), tokens(3), "running", at(5)).await.unwrap().is_empty());
     assert!(system.queue(10, at(5)).await.unwrap().is_empty());
     assert_eq!(db.number("SELECT COUNT(*) FROM task_live").await, 1);
+}
+
+/// Waiting tasks of a caller, oldest first.
+async fn backlog(db: &TestDatabase, name: &str, from: u64, count: u64, counted: &Counted) -> Vec<TaskId> {
+    let (_, scoped) = caller(&db.store, name).await;
+    let tasks: Vec<_> = (from..from + count).map(|n| NewTask { counted: counted.clone(), ..new_task(at(n)) }).collect();
+    futures_util::future::try_join_all(tasks.iter().map(|new| scoped.create(new.clone()))).await.unwrap();
+    tasks.iter().map(|task| task.id).collect()
+}
+
+fn claimed(claims: &[Claim]) -> HashSet<TaskId> {
+    claims.iter().map(|claim| claim.lease.task).collect()
+}
+
+fn wish(count: usize, now: u64) -> Wish {
+    Wish { node: NodeId::new(), tokens: tokens(count), message: "running".to_owned(), now: at(now) }
+}
+
+fn set(tasks: &[&[TaskId]]) -> HashSet<TaskId> {
+    tasks.concat().into_iter().collect()
+}
+
+// req: AUTH-15
+async fn slots_are_shared_fairly_between_contexts(db: TestDatabase) {
+    let (system, plain) = (db.store.system(), Counted::default());
+    let a = backlog(&db, "a", 0, 20, &plain).await;
+    let (b, c) = (backlog(&db, "b", 100, 2, &plain).await, backlog(&db, "c", 50, 9, &plain).await);
+    let order = [a[0], c[0], b[0], a[1], c[1], b[1], a[2], c[2], a[3], c[3]];
+    assert_eq!(system.queue(10, at(1000)).await.unwrap(), order);
+    let node = NodeId::new();
+    let first = system.claim(node, tokens(4), "running", at(1000)).await.unwrap();
+    assert_eq!(claimed(&first), set(&[&order[..4]]));
+    // Whoever holds the fewest is next: `a` has two by now.
+    assert_eq!(system.queue(3, at(1000)).await.unwrap(), order[4..7]);
+    let one = system.claim(node, tokens(1), "running", at(1000)).await.unwrap();
+    assert_eq!(claimed(&one), set(&[&[c[1]]]));
+    // One that waits for input holds no slot.
+    let asks = first.iter().find(|claim| claim.lease.task == a[0]).unwrap().lease;
+    db.sql(&format!(
+        "UPDATE task_live SET open_inputs = 1 WHERE task IN ({}, {})",
+        db.id(asks.task.as_uuid()),
+        db.id(a[1].as_uuid())
+    ))
+    .await;
+    assert_eq!(claimed(&system.claim(node, tokens(1), "running", at(1000)).await.unwrap()), set(&[&[a[2]]]));
+    // Of the rest each context gets what is left of it, however unequal the lanes are.
+    let rest = system.claim(node, tokens(64), "running", at(1000)).await.unwrap();
+    assert_eq!(rest.len(), 31 - 6);
+    assert!(system.queue(10, at(1000)).await.unwrap().is_empty());
+}
+
+// req: AUTH-15
+async fn what_a_limit_holds_back_stops_nobody_else(db: TestDatabase) {
+    let system = db.store.system();
+    let of = |tenant: &str, tool: &str| Counted { tenant: tenant.to_owned(), tool: tool.to_owned() };
+    let slow = backlog(&db, "a", 0, 50, &of("", "slow")).await;
+    let other = backlog(&db, "a", 100, 3, &of("", "")).await;
+    let acme = [backlog(&db, "b", 200, 5, &of("acme", "")).await, backlog(&db, "c", 300, 5, &of("acme", "")).await];
+    let limits = SlotLimits {
+        context: Some(4),
+        tenants: BTreeMap::from([("acme".to_owned(), 3)]),
+        tools: BTreeMap::from([("slow".to_owned(), 2)]),
+    };
+    let taken = system.claim_within(&limits, wish(64, 1000)).await.unwrap();
+    assert!(taken.is_held_back && !taken.is_short);
+    assert_eq!(claimed(&taken.claims), set(&[&slow[..2], &other[..2], &acme[0][..2], &acme[1][..1]]));
+    let taken = system.claim_within(&limits, wish(64, 1000)).await.unwrap();
+    assert!(taken.claims.is_empty() && taken.is_held_back);
+    let queue = system.queue_within(&limits, 10, at(1000)).await.unwrap();
+    assert!(queue.next.is_empty(), "{queue:?}");
+    let reached = |task: TaskId| queue.held_back.iter().find(|(id, _)| *id == task).map(|(_, limit)| *limit);
+    assert_eq!(reached(slow[2]), Some(SlotLimit::Tool(2)));
+    assert_eq!(reached(other[2]), Some(SlotLimit::Context(4)));
+    assert_eq!((reached(acme[0][2]), reached(acme[1][1])), (Some(SlotLimit::Tenant(3)), Some(SlotLimit::Tenant(3))));
+    // Without limits they are all due.
+    let taken = system.claim_within(&SlotLimits::default(), wish(64, 1000)).await.unwrap();
+    assert_eq!((taken.claims.len(), taken.is_held_back), (63 - 7, false));
+}
+
+async fn a_lane_whose_first_may_not_run_yet_waits(db: TestDatabase) {
+    let (system, plain) = (db.store.system(), Counted::default());
+    let (late, due) = (backlog(&db, "a", 500, 3, &plain).await, backlog(&db, "b", 0, 1, &plain).await);
+    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), "running", at(10)).await.unwrap()), set(&[&due]));
+    assert!(!system.anybody_waits(at(10)).await.unwrap() && system.anybody_waits(at(500)).await.unwrap());
+    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), "running", at(501)).await.unwrap()), set(&[&late[..2]]));
+}
+
+async fn of_many_lanes_each_has_its_turn(db: TestDatabase) {
+    let (system, plain) = (db.store.system(), Counted::default());
+    let mut waiting = HashSet::new();
+    for n in 0..130 {
+        waiting.extend(backlog(&db, &format!("caller {n}"), n, 1, &plain).await);
+    }
+    let mut rounds = 0;
+    while !waiting.is_empty() {
+        let taken = system.claim_within(&SlotLimits::default(), wish(40, 1000)).await.unwrap();
+        assert!(!taken.claims.is_empty() && rounds < 10);
+        assert!(claimed(&taken.claims).iter().all(|task| waiting.remove(task)), "each once");
+        rounds += 1;
+    }
+    let taken = system.claim_within(&SlotLimits::default(), wish(40, 1000)).await.unwrap();
+    assert!(taken.claims.is_empty() && !taken.is_short);
+}
+
+// field case: F-OPS-07
+async fn rows_of_the_release_before_are_claimed(db: TestDatabase) {
+    let (system, plain) = (db.store.system(), Counted::default());
+    let old = [backlog(&db, "a", 0, 3, &plain).await, backlog(&db, "b", 10, 3, &plain).await].concat();
+    // It does not name what this one has added.
+    let nobody = db.id(uuid::Uuid::nil());
+    db.sql(&format!("UPDATE task_live SET context = {nobody}, tenant = '', tool = ''")).await;
+    let new = backlog(&db, "a", 20, 3, &plain).await;
+    assert_eq!(system.queue(4, at(99)).await.unwrap(), [old[0], new[0], old[1], new[1]]);
+    assert_eq!(
+        claimed(&system.claim(NodeId::new(), tokens(2), "running", at(99)).await.unwrap()),
+        set(&[&[old[0], new[0]]])
+    );
+    let right = "SELECT COUNT(*) FROM task_live l JOIN tasks t ON t.id = l.task AND t.context = l.context";
+    assert_eq!(db.number(right).await, 4, "who claims puts right whose it is");
+    assert_eq!(system.claim(NodeId::new(), tokens(9), "running", at(99)).await.unwrap().len(), 7);
+    assert_eq!(db.number(right).await, 9);
+}
+
+async fn waiting_tasks_are_counted_so_far(db: TestDatabase) {
+    let (_, scoped) = caller(&db.store, "a").await;
+    let acme = Counted { tenant: "acme".to_owned(), tool: String::new() };
+    backlog(&db, "a", 0, 5, &acme).await;
+    backlog(&db, "b", 0, 4, &acme).await;
+    assert_eq!((scoped.waiting(100).await.unwrap(), scoped.waiting(3).await.unwrap()), (5, 3));
+    let of_tenant = async |name, most| db.store.system().waiting_of_tenant(name, most).await.unwrap();
+    assert_eq!((of_tenant("acme", 100).await, of_tenant("acme", 7).await, of_tenant("", 7).await), (9, 7, 0));
+    db.store.system().claim(NodeId::new(), tokens(4), "running", at(9)).await.unwrap();
+    assert_eq!((scoped.waiting(100).await.unwrap(), of_tenant("acme", 100).await), (3, 5));
+}
+
+// field case: F-Q-05
+async fn broken_rows_hide_no_orphans(db: TestDatabase) {
+    let (_, scoped) = caller(&db.store, "a").await;
+    let mut tasks: Vec<_> = (0..7).map(|_| claimed_task(at(0), NodeId::new()).0).collect();
+    tasks.sort_by_key(|task| task.id);
+    for task in &tasks {
+        scoped.create(task.clone()).await.unwrap();
+    }
+    for broken in &tasks[..4] {
+        db.sql(&format!("UPDATE task_requests SET params = '{{' WHERE task = {}", db.id(broken.id.as_uuid()))).await;
+    }
+    let orphans = db.store.system().orphans(None, 2).await.unwrap();
+    assert_eq!(claimed(&orphans), set(&[&[tasks[4].id, tasks[5].id]]));
 }
 
 /// On SQLite there are no locked rows.

@@ -8,7 +8,7 @@ use taskhold::store::{DatabaseOptions, OpenError, check_migrations, migrate, ope
 use crate::support::database::{Backend, EmptyDatabase, TestDatabase, number, options, run, texts};
 
 /// How many there are.
-pub const MIGRATIONS: i64 = 4;
+pub const MIGRATIONS: i64 = 5;
 
 /// Runs a case on an empty database of each engine.
 macro_rules! on_empty {
@@ -47,7 +47,7 @@ on_empty! {
 async fn a_second_run_does_nothing(db: EmptyDatabase) {
     assert_eq!(
         check_migrations(&options(&db.url)).await.unwrap(),
-        ["0001 tasks", "0002 talk", "0003 keys", "0004 rounds"]
+        ["0001 tasks", "0002 talk", "0003 keys", "0004 rounds", "0005 queue"]
     );
     migrate(&options(&db.url)).await.unwrap();
     assert!(check_migrations(&options(&db.url)).await.unwrap().is_empty());
@@ -135,12 +135,20 @@ pub const BEFORE_TALK: &str = "
     ALTER TABLE sessions DROP COLUMN stream_node;
     ALTER TABLE sessions DROP COLUMN log_level;
     ALTER TABLE sessions DROP COLUMN initialized;
+    DROP INDEX task_live_lanes;
+    DROP INDEX task_live_slots;
+    DROP INDEX task_live_tenant_queue;
+    DROP INDEX task_live_tenant_slots;
+    DROP INDEX task_live_tool_slots;
+    ALTER TABLE task_live DROP COLUMN context;
+    ALTER TABLE task_live DROP COLUMN tenant;
+    ALTER TABLE task_live DROP COLUMN tool;
     DROP TABLE parked_calls;
     DROP INDEX tasks_by_idempotency;
     ALTER TABLE tasks DROP COLUMN idempotency_key;
     ALTER TABLE tasks DROP COLUMN digest;
     ALTER TABLE tasks DROP COLUMN parked;
-    DELETE FROM _sqlx_migrations WHERE version IN (2, 3, 4);";
+    DELETE FROM _sqlx_migrations WHERE version IN (2, 3, 4, 5);";
 
 // req: KEEP-01
 async fn tasks_that_live_through_the_second_migration_have_their_session(db: EmptyDatabase) {
@@ -152,11 +160,15 @@ async fn tasks_that_live_through_the_second_migration_have_their_session(db: Emp
     }
     store.system().close().await;
     run(&db.url, BEFORE_TALK).await;
-    assert_eq!(check_migrations(&options(&db.url)).await.unwrap(), ["0002 talk", "0003 keys", "0004 rounds"]);
+    assert_eq!(
+        check_migrations(&options(&db.url)).await.unwrap(),
+        ["0002 talk", "0003 keys", "0004 rounds", "0005 queue"]
+    );
     migrate(&options(&db.url)).await.unwrap();
     let live = "SELECT COUNT(*) FROM task_live l JOIN tasks t ON t.id = l.task WHERE ";
     assert_eq!(number(&db.url, &format!("{live} l.session = t.session AND l.open_inputs = 0")).await, 1);
     assert_eq!(number(&db.url, &format!("{live} l.session IS NULL AND t.session IS NULL")).await, 1);
+    assert_eq!(number(&db.url, &format!("{live} l.context = t.context AND l.tenant = '' AND l.tool = ''")).await, 2);
 }
 
 #[tokio::test]

@@ -30,6 +30,7 @@ use taskhold::domain::ids::{ContextId, LeaseToken, NodeId, TaskId, TokenId};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
 use taskhold::domain::outcome::Outcome;
+use taskhold::domain::queue::Counted;
 use taskhold::domain::retention::Ttl;
 use taskhold::domain::work::NewTask;
 use taskhold::store::{End, Finish, ScopedStore, Store};
@@ -61,6 +62,7 @@ fn new_task(created: Timestamp) -> NewTask {
         capabilities: RawJson::trusted("{}"),
         progress_token: Some(RawJson::trusted("\"p-1\"")),
         keyed: None,
+        counted: Counted::default(),
         claim: None,
     }
 }

@@ -161,6 +161,7 @@ pub fn tool(name: &str, mode: TaskMode, restart: RestartPolicy) -> Tool {
         ask_first: false,
         restart,
         run_limit: None,
+        slots: None,
         ttl: None,
         poll_interval: None,
         grace: None,

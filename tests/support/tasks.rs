@@ -6,6 +6,7 @@ use taskhold::domain::clock::Timestamp;
 use taskhold::domain::ids::{LeaseToken, NodeId, TaskId};
 use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::RestartPolicy;
+use taskhold::domain::queue::Counted;
 use taskhold::domain::retention::Ttl;
 use taskhold::domain::work::NewTask;
 
@@ -29,6 +30,7 @@ pub fn new_task(id: TaskId, created: Timestamp, claim: Option<(NodeId, LeaseToke
         capabilities: RawJson::trusted("{}"),
         progress_token: None,
         keyed: None,
+        counted: Counted::default(),
         claim,
     }
 }

@@ -22,6 +22,7 @@ fn upstreams_come_from_the_file_and_from_flags() {
         [upstreams.tools."slow tool"]
         task = "always"
         run_limit = "10min"
+        slots = 2
         restart = "retry"
         ttl = 7200
         poll_interval = "2s"
@@ -50,6 +51,7 @@ fn upstreams_come_from_the_file_and_from_flags() {
         ToolConfig {
             task: Some(TaskMode::Always),
             run_limit: Some(Duration::from_secs(600)),
+            slots: Some(2),
             restart: Some(RestartPolicy::Retry),
             ttl: Some(Duration::from_secs(7200)),
             poll_interval: Some(Duration::from_secs(2)),

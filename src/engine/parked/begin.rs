@@ -73,6 +73,7 @@ impl Engine {
                 capabilities: caller.capabilities.clone(),
                 progress_token: None,
                 keyed: None,
+                counted: engine.counted(caller, None),
                 claim: Some((engine.node(), LeaseToken::new())),
             };
             parked(new, &digest)
@@ -122,7 +123,7 @@ impl Engine {
             // Nothing of it can be relayed once the task was returned (NOTE-03).
             let call = ToolCall { progress_token: None, ..call };
             let task = if is_alone {
-                let slot = engine.runner.take_slot_if_nobody_waits();
+                let slot = engine.slot_or_queue(&by, &tool).await?;
                 let new = engine.new_task(&by, call, None, &tool, slot.is_some());
                 let keyed = Some(CallKey { key: None, digest: request.to_text(), parked: true });
                 let made = engine.commit_new(&by, NewTask { keyed, ..new }, slot).await?;

@@ -126,6 +126,7 @@ impl fmt::Debug for Endpoint {
 pub struct ToolConfig {
     pub task: Option<TaskMode>,
     pub run_limit: Option<Duration>,
+    pub slots: Option<u64>,
     pub restart: Option<RestartPolicy>,
     pub ttl: Option<Duration>,
     pub poll_interval: Option<Duration>,

@@ -56,7 +56,7 @@ use self::link::{Link, task_id};
 use self::links::{Lease, Links, NoLink};
 use self::modern::{Ended, Rounds, Said};
 use self::offer::task_support;
-use self::outgoing::NOT_PASSED_ON;
+use self::outgoing::{ATTEMPT, NOT_PASSED_ON};
 use self::requests::{NoReply, Outbound, Reply};
 use super::shelf::Shelf;
 use super::{Attempt, Call, Catalogue, Changes, Event, Executor, Host, Notice, Relay, Subscription, Tool};
@@ -395,7 +395,11 @@ fn outgoing_params(call: &Call, progress_token: u64, makes_task: bool) -> RawJso
         set_members(&call.params, &[("name", &quoted(&call.upstream_tool))], &["task"])
     };
     let params = if makes_task { set_members(&params, &[("task", "{}")], &[]) } else { params };
-    set_meta(&params, &[("progressToken", &progress_token.to_string())], &NOT_PASSED_ON)
+    let (token, attempt) = (progress_token.to_string(), call.attempt.to_string());
+    let set = [("progressToken", token.as_str()), (ATTEMPT, attempt.as_str())];
+    // Nothing is said of the first: then there is no other.
+    let set = if call.attempt > 1 { &set[..] } else { &set[..1] };
+    set_meta(&params, set, &NOT_PASSED_ON)
 }
 
 #[cfg(test)]
@@ -427,5 +431,10 @@ mod tests {
         let as_task = r#"{"name":"read.file","arguments":{},"task":{},"_meta":{"progressToken":9}}"#;
         assert_eq!(outgoing_params(&plain, 9, true).as_str(), as_task);
         assert_eq!(outgoing_params(&plain, 9, false).as_str(), expected);
+        // req: KEEP-08
+        let forged = RawJson::trusted(r#"{"name":"read.file","_meta":{"io.taskhold/attempt":9}}"#);
+        let of = |attempt| outgoing_params(&Call { params: forged.clone(), attempt, ..plain.clone() }, 9, false);
+        assert_eq!(of(1).as_str(), r#"{"name":"read.file","_meta":{"progressToken":9}}"#);
+        assert_eq!(of(2).as_str(), r#"{"name":"read.file","_meta":{"progressToken":9,"io.taskhold/attempt":2}}"#);
     }
 }

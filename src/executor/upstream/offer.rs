@@ -30,6 +30,7 @@ pub(super) fn tool(item: &CatalogItem, config: &UpstreamConfig) -> Tool {
         ask_first: own.ask_first.unwrap_or_else(|| asks_first(&item.definition)),
         restart: own.restart.unwrap_or_else(|| restart(&item.definition)),
         run_limit: own.run_limit,
+        slots: own.slots,
         ttl: own.ttl,
         poll_interval: own.poll_interval,
         grace: own.grace.or(config.grace),

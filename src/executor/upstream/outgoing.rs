@@ -9,8 +9,11 @@ use super::inbox::RELATED_TASK;
 use crate::protocol::modern::meta;
 
 /// Keys of a request's `_meta` that mean something to us alone: a task of ours, and what the caller said of its own connection.
-pub(super) const NOT_PASSED_ON: [&str; 5] =
-    [RELATED_TASK, meta::OF_CLIENT[0], meta::OF_CLIENT[1], meta::OF_CLIENT[2], meta::OF_CLIENT[3]];
+pub(super) const NOT_PASSED_ON: [&str; 6] =
+    [RELATED_TASK, ATTEMPT, meta::OF_CLIENT[0], meta::OF_CLIENT[1], meta::OF_CLIENT[2], meta::OF_CLIENT[3]];
+
+/// The key of a call's `_meta` that says which attempt it is, from the second on (KEEP-08).
+pub(super) const ATTEMPT: &str = "io.taskhold/attempt";
 
 /// Messages that wait for the upstream to take them; beyond it requests wait, and notifications and answers are dropped.
 pub(super) const QUEUE: usize = 256;
