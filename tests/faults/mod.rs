@@ -6,3 +6,4 @@ mod promotion;
 mod questions;
 mod rounds;
 mod signals;
+mod suite;

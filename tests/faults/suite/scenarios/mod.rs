@@ -1,0 +1,3 @@
+//! What is broken, one topic a file.
+
+mod nodes;
