@@ -5,8 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use taskhold::lifecycle::spawn;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Result};
@@ -36,6 +37,9 @@ struct Shared {
     refusing: AtomicBool,
     full: AtomicBool,
     accepted: AtomicUsize,
+    listening: AtomicUsize,
+    /// Milliseconds that each request is held.
+    delay: AtomicU64,
     /// Cancelled, and replaced, to reset or to blackhole all links there are.
     links: Mutex<Links>,
     stop: CancellationToken,
@@ -45,6 +49,21 @@ struct Shared {
 struct Links {
     reset: CancellationToken,
     blackhole: CancellationToken,
+    /// Of those alone that have listened.
+    deaf: CancellationToken,
+}
+
+/// What takes the ground from under one link without closing it.
+struct Silence {
+    all: CancellationToken,
+    listening: CancellationToken,
+    has_listened: AtomicBool,
+}
+
+impl Silence {
+    fn has_come(&self) -> bool {
+        self.all.is_cancelled() || (self.has_listened.load(Ordering::SeqCst) && self.listening.is_cancelled())
+    }
 }
 
 struct Arm {
@@ -64,6 +83,8 @@ impl PgProxy {
             refusing: AtomicBool::new(false),
             full: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
+            listening: AtomicUsize::new(0),
+            delay: AtomicU64::new(0),
             links: Mutex::default(),
             stop: CancellationToken::new(),
         });
@@ -97,6 +118,21 @@ impl PgProxy {
     /// From now on nothing passes on the links that there are, and none of them is closed. New ones work.
     pub fn blackhole_links(&self) {
         std::mem::take(&mut lock(&self.shared.links).blackhole).cancel();
+    }
+
+    /// The same for those links alone on which `LISTEN` was run.
+    pub fn blackhole_listeners(&self) {
+        std::mem::take(&mut lock(&self.shared.links).deaf).cancel();
+    }
+
+    /// From now on each request is held for so long.
+    pub fn delay(&self, delay: Duration) {
+        self.shared.delay.store(u64::try_from(delay.as_millis()).expect("a short time"), Ordering::SeqCst);
+    }
+
+    /// How many links have run `LISTEN` so far.
+    pub fn listening(&self) -> usize {
+        self.shared.listening.load(Ordering::SeqCst)
     }
 
     /// Whether new links are closed at once.
@@ -139,18 +175,19 @@ impl Shared {
 
     /// Serves one link; its end closes both sockets.
     async fn link(self: Arc<Self>, client: TcpStream) {
-        let (reset, blackhole) = {
+        let (reset, silence) = {
             let links = lock(&self.links);
-            (links.reset.clone(), links.blackhole.clone())
+            let (all, listening) = (links.blackhole.clone(), links.deaf.clone());
+            (links.reset.clone(), Silence { all, listening, has_listened: AtomicBool::new(false) })
         };
         tokio::select! {
-            _ended = self.pass(client, &blackhole) => {}
+            _ended = self.pass(client, &silence) => {}
             () = reset.cancelled() => {}
             () = self.stop.cancelled() => {}
         }
     }
 
-    async fn pass(&self, mut client: TcpStream, blackhole: &CancellationToken) -> Result<()> {
+    async fn pass(&self, mut client: TcpStream, silence: &Silence) -> Result<()> {
         client.set_nodelay(true)?;
         if self.full.load(Ordering::SeqCst) {
             startup(&mut client).await?;
@@ -165,8 +202,8 @@ impl Shared {
         // The answer to the startup message ends with a `ReadyForQuery` as well.
         let seen = Mutex::new(Seen { rounds: VecDeque::from([Round::default()]), ..Seen::default() });
         tokio::select! {
-            ended = self.requests(from_client, to_server, &seen, blackhole) => ended,
-            ended = self.answers(from_server, to_client, &seen, blackhole) => ended,
+            ended = self.requests(from_client, to_server, &seen, silence) => ended,
+            ended = self.answers(from_server, to_client, &seen, silence) => ended,
         }
     }
 
@@ -175,15 +212,18 @@ impl Shared {
         mut client: OwnedReadHalf,
         mut server: OwnedWriteHalf,
         seen: &Mutex<Seen>,
-        blackhole: &CancellationToken,
+        silence: &Silence,
     ) -> Result<()> {
         loop {
             let message = Message::read(&mut client).await?;
-            if blackhole.is_cancelled() {
+            if silence.has_come() {
                 continue;
             }
             let run = lock(seen).request(&message);
             if let Some(statement) = run {
+                if statement.starts_with("LISTEN ") && !silence.has_listened.swap(true, Ordering::SeqCst) {
+                    self.listening.fetch_add(1, Ordering::SeqCst);
+                }
                 if let Some(arm) = self.take_arm(&statement, Moment::Before) {
                     let _nobody_waits = arm.fired.send(());
                     return Ok(());
@@ -195,6 +235,10 @@ impl Shared {
             if message.ends_a_round() {
                 lock(seen).end_round();
             }
+            match self.delay.load(Ordering::SeqCst) {
+                0 => {}
+                delay => tokio::time::sleep(Duration::from_millis(delay)).await,
+            }
             server.write_all(&message.bytes).await?;
         }
     }
@@ -204,13 +248,13 @@ impl Shared {
         mut server: OwnedReadHalf,
         mut client: OwnedWriteHalf,
         seen: &Mutex<Seen>,
-        blackhole: &CancellationToken,
+        silence: &Silence,
     ) -> Result<()> {
         let mut held = Vec::new();
         let mut armed: Option<Arm> = None;
         loop {
             let message = Message::read(&mut server).await?;
-            if blackhole.is_cancelled() {
+            if silence.has_come() {
                 continue;
             }
             if armed.is_none() {

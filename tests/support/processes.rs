@@ -48,8 +48,13 @@ impl Process {
 
     /// SIGKILL. False if it had ended before.
     pub fn kill(&self) -> bool {
+        self.signal(Signal::KILL)
+    }
+
+    /// False if it had ended before.
+    pub fn signal(&self, signal: Signal) -> bool {
         let pid = Pid::from_raw(self.pid).expect("a process id is positive");
-        self.is_running() && kill_process(pid, Signal::KILL).is_ok()
+        self.is_running() && kill_process(pid, signal).is_ok()
     }
 }
 

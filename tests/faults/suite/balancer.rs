@@ -37,18 +37,13 @@ struct Shared {
 struct Behind {
     address: String,
     ready: AtomicBool,
-    served: AtomicUsize,
 }
 
 impl Balancer {
     pub async fn before(addresses: &[String]) -> Self {
         // Each request on a connection of its own: one that was kept could be closed by its node at the same moment.
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-        let nodes = addresses.iter().map(|address| Behind {
-            address: address.clone(),
-            ready: AtomicBool::new(true),
-            served: AtomicUsize::new(0),
-        });
+        let nodes = addresses.iter().map(|address| Behind { address: address.clone(), ready: AtomicBool::new(true) });
         let shared = Arc::new(Shared {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
@@ -76,11 +71,6 @@ impl Balancer {
     /// How many connections were refused, so that another node was tried.
     pub fn retried(&self) -> usize {
         self.shared.retried.load(Ordering::SeqCst)
-    }
-
-    /// How many requests each node got.
-    pub fn served(&self) -> Vec<usize> {
-        self.shared.nodes.iter().map(|node| node.served.load(Ordering::SeqCst)).collect()
     }
 }
 
@@ -121,10 +111,7 @@ impl Shared {
                 }
             }
             match request.send().await {
-                Ok(answer) => {
-                    node.served.fetch_add(1, Ordering::SeqCst);
-                    return passed(answer);
-                }
+                Ok(answer) => return passed(answer),
                 Err(error) if error.is_connect() => {
                     self.retried.fetch_add(1, Ordering::SeqCst);
                 }

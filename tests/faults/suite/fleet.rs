@@ -102,11 +102,12 @@ impl Fleet {
         command.args(["serve", "--listen", &node.address, "--database-url", url]);
         command.envs((self.plan.environment)(number, &folder)).env("TASKHOLD_LOG", "warn");
         command.current_dir(folder).stdin(Stdio::null());
-        let before = self.ids().await;
+        // Before the first there is no table to read.
+        let is_first = self.nodes.iter().all(|node| node.id.is_none());
+        let before = if is_first { Vec::new() } else { self.ids().await };
         let server = Server::run(command).await;
-        let id = self.ids().await.into_iter().find(|id| !before.contains(id));
         self.nodes[number].server = Some(server);
-        self.nodes[number].id = id;
+        self.nodes[number].id = self.ids().await.into_iter().find(|id| !before.contains(id));
     }
 
     /// Starts all that do not run.
@@ -161,11 +162,13 @@ impl Fleet {
         self.nodes[number].server.as_ref().expect("it runs")
     }
 
-    /// The nodes in the database. None before the first has made the table, nor on SQLite, where there is one node.
+    /// The nodes in the database.
     async fn ids(&self) -> Vec<String> {
-        if self.plan.database.starts_with("sqlite") || !self.nodes.iter().any(|node| node.server.is_some()) {
-            return Vec::new();
-        }
-        texts(&self.plan.database, "SELECT CAST(id AS TEXT) AS id FROM nodes", "id").await
+        let query = format!("SELECT {} AS id FROM nodes", self.id_as_text());
+        texts(&self.plan.database, &query, "id").await
+    }
+
+    fn id_as_text(&self) -> &'static str {
+        if self.plan.database.starts_with("sqlite") { "HEX(id)" } else { "CAST(id AS TEXT)" }
     }
 }

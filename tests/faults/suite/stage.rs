@@ -85,6 +85,17 @@ impl Stage {
     }
 }
 
+/// Breaks something again and again, for a third of the time and at least once.
+pub async fn lasting(stage: &mut Stage, mut again: impl AsyncFnMut(&mut Stage)) {
+    let over = Instant::now() + stage.plan.third();
+    loop {
+        again(stage).await;
+        if Instant::now() >= over {
+            return;
+        }
+    }
+}
+
 /// Polls until it is so, for so long at most.
 pub async fn until(what: &str, bound: Duration, is_so: &mut impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + bound;

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::faults::suite::checker::Allowed;
 use crate::faults::suite::fleet::FleetPlan;
-use crate::faults::suite::stage::play;
+use crate::faults::suite::stage::{lasting, play};
 use crate::support::database::{Backend, TestDatabase};
 
 /// Connections break, and what ran on a node that is gone is lost with it.
@@ -29,8 +29,8 @@ async fn node_kill() {
 async fn repeated_node_kills() {
     let database = TestDatabase::new(Backend::Postgres).await;
     play("repeated node kills", FleetPlan::of_three(&database.url), OF_KILLS, async |stage| {
-        let (over, mut kills) = (tokio::time::Instant::now() + stage.plan.third(), 0);
-        while kills == 0 || tokio::time::Instant::now() < over {
+        let mut kills = 0;
+        lasting(stage, async |stage| {
             let node = stage.any_node();
             stage.fleet.kill(node).await;
             if stage.plan.is_short {
@@ -40,7 +40,8 @@ async fn repeated_node_kills() {
             kills += 1;
             let pause = stage.moment(300, 1_500);
             stage.pass(pause).await;
-        }
+        })
+        .await;
         stage.note(format!("{kills} kills"));
     })
     .await;
@@ -52,9 +53,8 @@ async fn repeated_node_kills() {
 async fn rolling_restart() {
     let database = TestDatabase::new(Backend::Postgres).await;
     play("rolling restart", FleetPlan::of_three(&database.url), Allowed::default(), async |stage| {
-        let over = tokio::time::Instant::now() + stage.plan.third();
         let mut restarts = 0;
-        loop {
+        lasting(stage, async |stage| {
             for node in 0..stage.fleet.len() {
                 let status = stage.fleet.terminate(node).await;
                 assert!(status.success(), "node {node}: {status}");
@@ -63,10 +63,8 @@ async fn rolling_restart() {
                 let attempts = "SELECT COALESCE(MAX(attempt), 0) FROM task_live";
                 assert!(database.number(attempts).await <= 1, "a hand-back is counted as an attempt");
             }
-            if tokio::time::Instant::now() >= over {
-                break;
-            }
-        }
+        })
+        .await;
         let retried = stage.fleet.balancer.retried();
         stage.note(format!("{restarts} restarts, {retried} connections refused and made elsewhere"));
     })
