@@ -14,7 +14,7 @@ use crate::support::server::{Server, binary, lasting_address};
 
 /// What its nodes are started with.
 pub struct FleetPlan {
-    /// One for each node, by whatever way it reaches the database.
+    /// One for each node, by whatever way it reaches the database; several, separated by commas, of which one is the primary.
     pub urls: Vec<String>,
     /// The way to the database that is never broken.
     pub database: String,
@@ -99,7 +99,12 @@ impl Fleet {
         let node = &self.nodes[number];
         let url = &self.plan.urls[number];
         let folder = self.folder_of(number);
-        command.args(["serve", "--listen", &node.address, "--database-url", url]);
+        command.args(["serve", "--listen", &node.address]);
+        if url.contains(',') {
+            command.env("TASKHOLD_DATABASE_URLS", url);
+        } else {
+            command.args(["--database-url", url]);
+        }
         command.envs((self.plan.environment)(number, &folder)).env("TASKHOLD_LOG", "warn");
         command.current_dir(folder).stdin(Stdio::null());
         // Before the first there is no table to read.

@@ -268,7 +268,7 @@ fn pick(rng: &mut Rng) -> Kind {
         0..=2 => Kind::Charge(ms),
         3 | 4 => Kind::Echo,
         5 => Kind::FailTool,
-        6 => Kind::FailRpc(-32_050),
+        6 => Kind::FailRpc(4_242),
         7 => Kind::Ask,
         _ => Kind::Sleep(ms),
     }

@@ -5,6 +5,9 @@ use crate::faults::suite::fleet::FleetPlan;
 use crate::faults::suite::stage::{lasting, play};
 use crate::support::database::{Backend, TestDatabase};
 
+/// Ends every connection to the database but the one that asks.
+pub const KILL_ALL: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
 const KILL_SOME: &str = "SELECT pg_terminate_backend(pid) FROM (
     SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()

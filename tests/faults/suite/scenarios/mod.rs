@@ -4,5 +4,6 @@ mod backends;
 mod clocks;
 mod links;
 mod nodes;
+mod postgres;
 mod sqlite;
 mod upstreams;
