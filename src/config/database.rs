@@ -32,7 +32,11 @@ impl DatabaseConfig {
     /// What the store is opened with.
     #[must_use]
     pub fn options(&self) -> DatabaseOptions {
-        DatabaseOptions { url: self.url.clone(), schema: self.schema.clone(), max_connections: self.max_connections }
+        DatabaseOptions {
+            schema: self.schema.clone(),
+            max_connections: self.max_connections,
+            ..DatabaseOptions::new(self.url.clone())
+        }
     }
 
     /// The URL without its password, for people.

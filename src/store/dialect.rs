@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::sql::{Arg, Args, Cells};
+use super::sql::{Arg, Args, Cells, Fault};
 
 /// A connection of a dialect's database.
 pub type Connection<D> = <<D as Dialect>::Database as sqlx::Database>::Connection;
@@ -145,6 +145,9 @@ dialect! {
     const WATCH_INTERVAL: Duration;
     /// How long a statement may take before its connection is given up.
     const DEADLINE: Duration;
+
+    /// Whether a new connection leads to a server that takes writes.
+    fn takes_writes(connection: &mut Connection<Self>) -> impl Future<Output = Result<bool, Fault>> + Send;
 
     fn fetch<'c>(
         connection: &'c mut Connection<Self>,

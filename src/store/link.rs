@@ -5,40 +5,73 @@
 //! to a pool is a round trip.
 
 use std::future::Future;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use sqlx::Connection as _;
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::{Instant, timeout};
 
+use super::connect::{Backoff, CONNECT_DEADLINE, connect, search};
 use super::dialect::{ConnectOptions, Connection, Dialect, Many, Row};
-use super::sql::{Args, Fault};
-
-/// How long opening a connection may take.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
-/// The shortest and the longest pause between two tries to connect.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+use super::sql::{Args, Fault, is_read_only};
+use super::targets::Targets;
+use crate::lifecycle;
 
 /// The ways to the database.
 pub struct Link<D: Dialect> {
-    pool: Pool<D::Database>,
+    pool: RwLock<Pooled<D>>,
+    new_pool: NewPool<D>,
     /// The connection through which every write goes, where there may be one writer only.
     writer: Option<Arc<Own<D>>>,
-    doubt: Arc<Doubt>,
+    shared: Shared<D>,
+}
+
+/// What all connections of a store to one list of servers have in common.
+pub struct Shared<D: Dialect> {
+    pub targets: Arc<Targets<ConnectOptions<D>>>,
+    pub doubt: Arc<Doubt>,
+}
+
+impl<D: Dialect> Clone for Shared<D> {
+    fn clone(&self) -> Self {
+        Self { targets: Arc::clone(&self.targets), doubt: Arc::clone(&self.doubt) }
+    }
+}
+
+/// Makes a pool of connections to one server, which asks [`Doubt`] before it gives one.
+pub type NewPool<D> = Box<dyn Fn(&ConnectOptions<D>) -> Pool<<D as Dialect>::Database> + Send + Sync>;
+
+/// The pool of one server, which has this place in the list.
+struct Pooled<D: Dialect> {
+    pool: Pool<D::Database>,
+    at: usize,
 }
 
 impl<D: Dialect> Link<D> {
-    /// The pool asks `doubt` before it gives a connection.
-    pub fn new(pool: Pool<D::Database>, writer: Option<Arc<Own<D>>>, doubt: Arc<Doubt>) -> Self {
-        Self { pool, writer, doubt }
+    pub fn new(new_pool: NewPool<D>, writer: Option<Arc<Own<D>>>, shared: Shared<D>) -> Self {
+        let at = shared.targets.held();
+        let pool = new_pool(shared.targets.options(at));
+        Self { pool: RwLock::new(Pooled { pool, at }), new_pool, writer, shared }
     }
 
     /// A connection for reading.
     pub async fn reader(&self) -> Result<Session<D>, Fault> {
-        let held = Held::Pooled(Some(self.pool.acquire().await.map_err(Fault::no_connection)?));
-        Ok(Session { held, clean: true, doubt: Arc::clone(&self.doubt) })
+        let mut moves = self.shared.targets.moves();
+        loop {
+            let pool = self.pool();
+            let acquired = tokio::select! {
+                acquired = pool.acquire() => acquired,
+                Ok(()) = moves.changed() => continue,
+            };
+            return match acquired {
+                Ok(connection) => Ok(Session::new(Held::Pooled(Some(connection)), &self.shared)),
+                Err(error) => {
+                    search::<D>(&self.shared.targets);
+                    Err(Fault::no_connection(error))
+                }
+            };
+        }
     }
 
     /// A connection for writing outside the batches.
@@ -49,8 +82,47 @@ impl<D: Dialect> Link<D> {
         }
     }
 
+    /// The pool of the server in use. That of one that was left is closed.
+    fn pool(&self) -> Pool<D::Database> {
+        let held = self.shared.targets.held();
+        {
+            let pooled = self.pool.read().unwrap_or_else(PoisonError::into_inner);
+            if pooled.at == held || pooled.pool.is_closed() {
+                return pooled.pool.clone();
+            }
+        }
+        let mut pooled = self.pool.write().unwrap_or_else(PoisonError::into_inner);
+        if pooled.at != held && !pooled.pool.is_closed() {
+            let new = Pooled { pool: (self.new_pool)(self.shared.targets.options(held)), at: held };
+            let left = std::mem::replace(&mut *pooled, new).pool;
+            lifecycle::spawn("store.leave", async move { left.close().await });
+        }
+        pooled.pool.clone()
+    }
+
+    /// Leaves the servers that are not in use any more, as soon as there is another one: connections to them may live, and
+    /// what is read on them is old.
+    pub fn leave_others(self: &Arc<Self>, owned: impl Iterator<Item = Arc<Own<D>>>) {
+        if !self.shared.targets.several() {
+            return;
+        }
+        let mut moves = self.shared.targets.moves();
+        let (link, owned) = (Arc::downgrade(self), owned.map(|own| Arc::downgrade(&own)).collect::<Vec<_>>());
+        lifecycle::spawn("store.leave", async move {
+            while moves.changed().await.is_ok() {
+                if let Some(link) = link.upgrade() {
+                    link.pool();
+                }
+                for own in owned.iter().filter_map(Weak::upgrade) {
+                    own.leave().await;
+                }
+            }
+        });
+    }
+
     pub async fn close(&self) {
-        self.pool.close().await;
+        let pool = self.pool.read().unwrap_or_else(PoisonError::into_inner).pool.clone();
+        pool.close().await;
         if let Some(writer) = &self.writer {
             writer.close().await;
         }
@@ -84,27 +156,35 @@ impl Doubt {
 
 /// A connection with one owner or few, opened when first used and again when it broke.
 pub struct Own<D: Dialect> {
-    options: ConnectOptions<D>,
     /// Held by the next in line, so that whoever is urgent waits for one ordinary session at most besides the current one.
     turn: Mutex<()>,
     state: Arc<Mutex<State<D>>>,
-    doubt: Arc<Doubt>,
+    shared: Shared<D>,
 }
 
 struct State<D: Dialect> {
     connection: Option<Connection<D>>,
+    /// The place of its server in the list.
+    at: usize,
     /// When the connection was last known to be alive.
     answered: Instant,
-    /// Failed tries to connect since the last good one, and when the next may be.
-    failures: u32,
+    /// Of failed tries to connect since the last good one, and when the next may be.
+    backoff: Backoff,
     retry_at: Option<Instant>,
     closed: bool,
 }
 
 impl<D: Dialect> Own<D> {
-    pub fn new(options: ConnectOptions<D>, doubt: &Arc<Doubt>) -> Arc<Self> {
-        let state = State { connection: None, answered: Instant::now(), failures: 0, retry_at: None, closed: false };
-        Arc::new(Self { options, turn: Mutex::new(()), state: Arc::new(Mutex::new(state)), doubt: Arc::clone(doubt) })
+    pub fn new(shared: &Shared<D>) -> Arc<Self> {
+        let state = State {
+            connection: None,
+            at: 0,
+            answered: Instant::now(),
+            backoff: Backoff::default(),
+            retry_at: None,
+            closed: false,
+        };
+        Arc::new(Self { turn: Mutex::new(()), state: Arc::new(Mutex::new(state)), shared: shared.clone() })
     }
 
     /// Waits for its turn, then for a connection. While the database is away this answers a link fault at once, and
@@ -127,41 +207,44 @@ impl<D: Dialect> Own<D> {
         if state.closed {
             return Err(Fault::link("the store is closed"));
         }
-        if self.doubt.covers(state.answered) {
+        if self.shared.doubt.covers(state.answered) || state.at != self.shared.targets.held() {
             state.connection = None;
         }
         if state.connection.is_none() {
             if state.retry_at.is_some_and(|at| Instant::now() < at) {
                 return Err(Fault::link("the connection is lost and not yet made again"));
             }
-            match self.connect().await {
-                Ok(connection) => {
+            match connect::<D>(&self.shared.targets).await {
+                Ok((at, connection)) => {
                     state.connection = Some(connection);
+                    state.at = at;
                     state.answered = Instant::now();
-                    state.failures = 0;
+                    state.backoff = Backoff::default();
                     state.retry_at = None;
                 }
                 Err(fault) => {
-                    let pause = BACKOFF.0.saturating_mul(1 << state.failures.min(8)).min(BACKOFF.1);
-                    state.failures += 1;
-                    state.retry_at = Some(Instant::now() + pause);
+                    state.retry_at = Some(Instant::now() + state.backoff.pause());
                     return Err(fault);
                 }
             }
         }
-        Ok(Session { held: Held::Own(state), clean: true, doubt: Arc::clone(&self.doubt) })
+        Ok(Session::new(Held::Own(state), &self.shared))
     }
 
-    async fn connect(&self) -> Result<Connection<D>, Fault> {
-        match timeout(CONNECT_DEADLINE.max(D::DEADLINE), Connection::<D>::connect_with(&self.options)).await {
-            Ok(connected) => connected.map_err(Fault::no_connection),
-            Err(_) => Err(Fault::link("no connection in time")),
+    /// Closes the connection if it leads to a server that was left.
+    pub async fn leave(&self) {
+        let mut state = self.state.lock().await;
+        if state.at != self.shared.targets.held()
+            && let Some(connection) = state.connection.take()
+        {
+            // Nothing is left to be done on it; a failed goodbye changes nothing.
+            let _ = timeout(CONNECT_DEADLINE, connection.close()).await;
         }
     }
 
     /// Whether the last try to connect failed: then a caller need not wait for the next.
     pub async fn is_down(&self) -> bool {
-        self.state.lock().await.failures > 0
+        self.state.lock().await.backoff.has_failed()
     }
 
     pub async fn close(&self) {
@@ -179,7 +262,7 @@ pub struct Session<D: Dialect> {
     held: Held<D>,
     /// False while a statement runs and after it broke the link: then the connection is thrown away.
     clean: bool,
-    doubt: Arc<Doubt>,
+    shared: Shared<D>,
 }
 
 enum Held<D: Dialect> {
@@ -188,20 +271,24 @@ enum Held<D: Dialect> {
 }
 
 impl<D: Dialect> Session<D> {
+    fn new(held: Held<D>, shared: &Shared<D>) -> Self {
+        Self { held, clean: true, shared: shared.clone() }
+    }
+
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
         let (connection, mut guard) = self.parts();
-        guarded::<D, _>(&mut guard, D::fetch(connection, sql, args)).await
+        guarded(&mut guard, D::fetch(connection, sql, args)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
         let (connection, mut guard) = self.parts();
-        guarded::<D, _>(&mut guard, D::execute(connection, sql, args)).await
+        guarded(&mut guard, D::execute(connection, sql, args)).await
     }
 
     /// Reads for many rows.
     pub async fn read_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
         let (connection, mut guard) = self.parts();
-        guarded::<D, _>(&mut guard, D::many(connection, statement, rows)).await
+        guarded(&mut guard, D::many(connection, statement, rows)).await
     }
 
     /// Writes many rows, all or none.
@@ -218,16 +305,16 @@ impl<D: Dialect> Session<D> {
     /// Begins a write transaction; dropping it rolls back.
     pub async fn begin(&mut self) -> Result<Transaction<'_, D>, Fault> {
         let (connection, mut guard) = self.parts();
-        let transaction = guarded::<D, _>(&mut guard, connection.begin_with(D::BEGIN)).await?;
+        let transaction = guarded(&mut guard, connection.begin_with(D::BEGIN)).await?;
         Ok(Transaction { transaction, guard })
     }
 
-    fn parts(&mut self) -> (&mut Connection<D>, Guard<'_>) {
+    fn parts(&mut self) -> (&mut Connection<D>, Guard<'_, D>) {
         let connection = match &mut self.held {
             Held::Pooled(connection) => connection.as_deref_mut(),
             Held::Own(state) => state.connection.as_mut(),
         };
-        let guard = Guard { clean: &mut self.clean, doubt: &self.doubt };
+        let guard = Guard { clean: &mut self.clean, shared: &self.shared };
         (connection.expect("a session holds its connection until it is dropped"), guard)
     }
 }
@@ -250,63 +337,68 @@ impl<D: Dialect> Drop for Session<D> {
 /// A write transaction in progress.
 pub struct Transaction<'s, D: Dialect> {
     transaction: sqlx::Transaction<'s, D::Database>,
-    guard: Guard<'s>,
+    guard: Guard<'s, D>,
 }
 
 impl<D: Dialect> Transaction<'_, D> {
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
-        guarded::<D, _>(&mut self.guard, D::fetch(&mut self.transaction, sql, args)).await
+        guarded(&mut self.guard, D::fetch(&mut self.transaction, sql, args)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
-        guarded::<D, _>(&mut self.guard, D::execute(&mut self.transaction, sql, args)).await
+        guarded(&mut self.guard, D::execute(&mut self.transaction, sql, args)).await
     }
 
     pub async fn many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
-        guarded::<D, _>(&mut self.guard, D::many(&mut self.transaction, statement, rows)).await
+        guarded(&mut self.guard, D::many(&mut self.transaction, statement, rows)).await
     }
 
     pub async fn commit(mut self) -> Result<(), Fault> {
-        guarded::<D, _>(&mut self.guard, self.transaction.commit()).await
+        guarded(&mut self.guard, self.transaction.commit()).await
     }
 }
 
 /// Notes what becomes of a connection's statements.
-struct Guard<'s> {
+struct Guard<'s, D: Dialect> {
     clean: &'s mut bool,
-    doubt: &'s Doubt,
+    shared: &'s Shared<D>,
 }
 
 /// Runs one statement. Its connection counts as broken until it has answered.
 async fn guarded<D: Dialect, T>(
-    guard: &mut Guard<'_>,
+    guard: &mut Guard<'_, D>,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, Fault> {
     let sent = Instant::now();
     *guard.clean = false;
-    match timeout(D::DEADLINE, statement).await {
+    let targets = &guard.shared.targets;
+    let (fault, answered) = match timeout(D::DEADLINE, statement).await {
         Ok(Ok(answer)) => {
             *guard.clean = true;
-            Ok(answer)
+            return Ok(answer);
         }
+        // With another server to turn to, one that takes no writes is as good as gone.
+        Ok(Err(error)) if targets.several() && is_read_only(&error) => (Fault::link(Fault::from(error).detail()), true),
         Ok(Err(error)) => {
             let answered = matches!(error, sqlx::Error::Database(_));
-            let fault = Fault::from(error);
-            *guard.clean = !matches!(fault, Fault::Link(_));
-            if !*guard.clean && !answered {
-                guard.doubt.raise(sent);
-            }
-            Err(fault)
+            (Fault::from(error), answered)
         }
-        Err(_) => {
-            guard.doubt.raise(sent);
-            Err(Fault::link(format!("no answer within {} s", D::DEADLINE.as_secs())))
+        Err(_) => (Fault::link(format!("no answer within {} s", D::DEADLINE.as_secs())), false),
+    };
+    *guard.clean = !matches!(fault, Fault::Link(_));
+    if !*guard.clean {
+        if !answered {
+            guard.shared.doubt.raise(sent);
         }
+        search::<D>(targets);
     }
+    Err(fault)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use sqlx::sqlite::SqliteConnectOptions;
 
     use super::*;
@@ -316,7 +408,8 @@ mod tests {
     async fn who_is_urgent_waits_for_no_crowd() {
         let folder = tempfile::tempdir().unwrap();
         let options = SqliteConnectOptions::new().filename(folder.path().join("x.db")).create_if_missing(true);
-        let own = Own::<SqliteDialect>::new(options, &Arc::default());
+        let shared = Shared { targets: Arc::new(Targets::one("x.db", options)), doubt: Arc::default() };
+        let own = Own::<SqliteDialect>::new(&shared);
         let held = own.session().await.unwrap();
         let order = Arc::new(std::sync::Mutex::new(Vec::new()));
         let wait = |name: &'static str| {

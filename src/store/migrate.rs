@@ -18,6 +18,7 @@ use super::open_postgres::{base_options, check_server, connect};
 use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
 use super::options::{DatabaseOptions, Target};
 use super::sql::{Fault, statements};
+use super::targets::Targets;
 use crate::domain::ids::NodeId;
 
 struct Step {
@@ -110,9 +111,9 @@ pub fn own_schema() -> i64 {
 pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
     match options.target()? {
         Target::Sqlite(path) => migrate_sqlite(&path).await,
-        Target::Postgres(target) => {
-            check_server(options, &target).await?;
-            migrate_postgres(options, &base_options(options, &target)).await
+        Target::Postgres(targets) => {
+            check_server(options, &targets).await?;
+            migrate_postgres(options, &targets.map(|target| base_options(options, target))).await
         }
     }
 }
@@ -124,24 +125,32 @@ pub async fn migrate(options: &DatabaseOptions) -> Result<(), OpenError> {
 /// As [`migrate`].
 pub async fn check_migrations(options: &DatabaseOptions) -> Result<Vec<String>, OpenError> {
     match options.target()? {
-        Target::Sqlite(path) => {
-            check_folder(&path)?;
-            if !path.exists() {
-                return Ok(missing(&[]));
-            }
-            let mut connection = connect_sqlite(&reader_options(&path)).await?;
-            let found = Found::in_sqlite(&mut connection).await?;
-            let _ = connection.close().await;
-            found.pending()
-        }
-        Target::Postgres(target) => {
-            check_server(options, &target).await?;
-            let mut connection = connect(&base_options(options, &target)).await?;
-            let found = Found::in_postgres(&mut connection).await?;
-            let _ = connection.close().await;
-            found.pending()
-        }
+        Target::Sqlite(path) => check_sqlite(&path).await,
+        Target::Postgres(targets) => check_postgres(options, &targets).await,
     }
+}
+
+pub(super) async fn check_sqlite(path: &Path) -> Result<Vec<String>, OpenError> {
+    check_folder(path)?;
+    if !path.exists() {
+        return Ok(missing(&[]));
+    }
+    let mut connection = connect_sqlite(&reader_options(path)).await?;
+    let found = Found::in_sqlite(&mut connection).await?;
+    let _ = connection.close().await;
+    found.pending()
+}
+
+/// From now on the server that answered is the one in use.
+pub(super) async fn check_postgres(
+    options: &DatabaseOptions,
+    targets: &Targets<PgConnectOptions>,
+) -> Result<Vec<String>, OpenError> {
+    check_server(options, targets).await?;
+    let mut connection = connect(&targets.map(|target| base_options(options, target))).await?;
+    let found = Found::in_postgres(&mut connection).await?;
+    let _ = connection.close().await;
+    found.pending()
 }
 
 async fn migrate_sqlite(path: &Path) -> Result<(), OpenError> {
@@ -182,8 +191,8 @@ async fn connect_sqlite(options: &SqliteConnectOptions) -> Result<SqliteConnecti
     }
 }
 
-async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) -> Result<(), OpenError> {
-    let mut connection = connect(target).await?;
+async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
+    let mut connection = connect(targets).await?;
     let found = Found::in_postgres(&mut connection).await?;
     if found.pending()?.is_empty() {
         return Ok(connection.close().await?);
@@ -197,7 +206,7 @@ async fn migrate_postgres(options: &DatabaseOptions, target: &PgConnectOptions) 
         }
         sleep(POLL).await;
     }
-    let mut keeper = connect(target).await?;
+    let mut keeper = connect(targets).await?;
     let migrated = async {
         if Found::in_postgres(&mut connection).await?.pending()?.is_empty() {
             return Ok(());

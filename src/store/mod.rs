@@ -14,6 +14,7 @@
 mod batch;
 mod catalog;
 mod claims;
+mod connect;
 mod contexts;
 mod deliveries;
 mod dialect;
@@ -40,6 +41,7 @@ mod sql;
 mod sql_store;
 mod sqlite;
 mod subscriptions;
+mod targets;
 mod tasks;
 mod tokens;
 mod upstream_tasks;
@@ -69,11 +71,12 @@ pub use inputs::{Afterwards, Asked, NewInput, OpenInput, Taken, Waiting};
 pub use keyed::Keyed;
 pub use migrate::{check_migrations, migrate};
 pub use open::{OpenError, open};
-pub use options::DatabaseOptions;
+pub use options::{DatabaseOptions, Pooler};
 pub use retention::Firsts;
 pub use rounds::{Given, Parked, Spend};
 pub use sessions::StreamPlace;
 pub use signals::{Signal, SignalKind};
+pub use tokens::TokenRecord;
 pub use watch::{Closed, Closing, News, Watch};
 
 /// Why the store could not answer. "Not found" is never an error here.
@@ -160,20 +163,6 @@ pub struct Beat {
 pub struct Overdue {
     pub task: Task,
     pub hard_end: Timestamp,
-}
-
-/// An issued access token; the secret itself is nowhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenRecord {
-    pub id: TokenId,
-    pub context: ContextId,
-    pub tenant: String,
-    pub name: String,
-    /// The argon2id hash in PHC form.
-    pub hash: String,
-    pub created: Timestamp,
-    pub expires: Option<Timestamp>,
-    pub revoked: Option<Timestamp>,
 }
 
 /// One item of an upstream, under the name that it is exposed by.

@@ -26,7 +26,7 @@ pub enum OpenError {
     ServerTooOld(String),
     #[error(
         "the database URL leads to a connection pooler in transaction mode, which would mix up statements of different \
-         clients; give the server's own address"
+         clients: set database.pooler = \"transaction\", or give the server's own address"
     )]
     Pooler,
     #[error("migrations are missing: {}; run `taskhold migrate`", .0.join(", "))]
@@ -61,13 +61,18 @@ impl From<sqlx::Error> for OpenError {
 /// # Errors
 /// If it cannot be reached, is none that can be served safely, or its migrations are not ours.
 pub async fn open(options: &DatabaseOptions) -> Result<Store, OpenError> {
-    let target = options.target()?;
-    let pending = migrate::check_migrations(options).await?;
-    if !pending.is_empty() {
-        return Err(OpenError::Pending(pending));
-    }
-    Ok(match target {
-        Target::Sqlite(path) => Store::new(Arc::new(SqlStore::new(open_sqlite::connections(&path)))),
-        Target::Postgres(target) => Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &target)))),
+    Ok(match options.target()? {
+        Target::Sqlite(path) => {
+            refuse_pending(migrate::check_sqlite(&path).await?)?;
+            Store::new(Arc::new(SqlStore::new(open_sqlite::connections(&path))))
+        }
+        Target::Postgres(targets) => {
+            refuse_pending(migrate::check_postgres(options, &targets).await?)?;
+            Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &targets))))
+        }
     })
+}
+
+fn refuse_pending(pending: Vec<String>) -> Result<(), OpenError> {
+    if pending.is_empty() { Ok(()) } else { Err(OpenError::Pending(pending)) }
 }

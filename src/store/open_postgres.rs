@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use tokio::time::{Instant, timeout};
 
-use super::link::{Doubt, Link, Own};
+use super::connect::{self, search};
+use super::dialect::Dialect as _;
+use super::link::{Link, Own, Shared};
 use super::open::OpenError;
 use super::options::DatabaseOptions;
 use super::postgres::PostgresDialect;
 use super::sql::Fault;
 use super::sql_store::Connections;
+use super::targets::Targets;
 use crate::domain::ids::NodeId;
 
 /// Lanes of gathered writes and look-ups.
@@ -50,26 +53,15 @@ pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgC
     }
 }
 
-pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Connections<PostgresDialect> {
-    let service = service_options(options, target);
-    let doubt = Arc::<Doubt>::default();
-    let own = |_| Own::new(service.clone(), &doubt);
-    let of_pool = Arc::clone(&doubt);
+pub fn connections(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Connections<PostgresDialect> {
+    let targets = Arc::new(targets.map(|target| service_options(options, target)));
+    let shared = Shared { targets, doubt: Arc::default() };
+    let own = |_| Own::new(&shared);
     // One of the owned ones is the heartbeat's.
-    let shared = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
-    let pool = PgPoolOptions::new()
-        .max_connections(shared)
-        .min_connections(0)
-        .acquire_timeout(ACQUIRE)
-        .test_before_acquire(false)
-        .before_acquire(move |_, connection| {
-            let answered = Instant::now().checked_sub(connection.idle_for);
-            let sound = answered.is_some_and(|answered| !of_pool.covers(answered));
-            Box::pin(async move { Ok(sound) })
-        })
-        .connect_lazy_with(service.clone());
+    let most = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
+    let of_pool = shared.clone();
     Connections {
-        link: Link::new(pool, None, Arc::clone(&doubt)),
+        link: Link::new(Box::new(move |target| pool(most, &of_pool, target)), None, shared.clone()),
         writers: (0..WRITERS).map(own).collect(),
         readers: (0..READERS).map(own).collect(),
         heart: own(0),
@@ -77,15 +69,46 @@ pub fn connections(options: &DatabaseOptions, target: &PgConnectOptions) -> Conn
     }
 }
 
-/// Refuses servers that are too old, and poolers.
-pub async fn check_server(options: &DatabaseOptions, target: &PgConnectOptions) -> Result<(), OpenError> {
-    match timeout(CHECKS, checks(&service_options(options, target))).await {
-        Ok(checked) => checked,
-        Err(_) => Err(Fault::link("no answer in time").into()),
-    }
+fn pool(most: u32, shared: &Shared<PostgresDialect>, target: &PgConnectOptions) -> PgPool {
+    let doubt = Arc::clone(&shared.doubt);
+    let targets = Arc::downgrade(&shared.targets);
+    PgPoolOptions::new()
+        .max_connections(most)
+        .min_connections(0)
+        .acquire_timeout(ACQUIRE)
+        .test_before_acquire(false)
+        .before_acquire(move |_, connection| {
+            let answered = Instant::now().checked_sub(connection.idle_for);
+            let sound = answered.is_some_and(|answered| !doubt.covers(answered));
+            Box::pin(async move { Ok(sound) })
+        })
+        .after_connect(move |connection, _| {
+            let targets = targets.upgrade().filter(|targets| targets.several());
+            Box::pin(async move {
+                let Some(targets) = targets else { return Ok(()) };
+                match PostgresDialect::takes_writes(connection).await {
+                    Ok(true) => Ok(()),
+                    other => {
+                        search::<PostgresDialect>(&targets);
+                        let reason = other.err().map_or("the server takes no writes", |_| "the new connection broke");
+                        Err(sqlx::Error::Protocol(reason.to_owned()))
+                    }
+                }
+            })
+        })
+        .connect_lazy_with(target.clone())
 }
 
-async fn checks(service: &PgConnectOptions) -> Result<(), OpenError> {
+/// Refuses servers that are too old, and poolers. From now on the server that answered is the one in use.
+pub async fn check_server(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
+    let service = targets.map(|target| service_options(options, target));
+    let checked =
+        timeout(CHECKS, checks(&service)).await.unwrap_or_else(|_| Err(Fault::link("no answer in time").into()));
+    targets.go_to(service.held());
+    checked
+}
+
+async fn checks(service: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
     let mut first = connect(service).await?;
     let row = sqlx::raw_sql("SELECT current_setting('server_version_num'), current_setting('server_version')")
         .fetch_one(&mut first)
@@ -111,15 +134,12 @@ async fn checks(service: &PgConnectOptions) -> Result<(), OpenError> {
 }
 
 /// Connects; a pooler that does not know our startup options says so here.
-pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, OpenError> {
-    PgConnection::connect_with(options).await.map_err(|error| {
-        if error.as_database_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
-        {
-            OpenError::Pooler
-        } else {
-            error.into()
-        }
-    })
+pub async fn connect(targets: &Targets<PgConnectOptions>) -> Result<PgConnection, OpenError> {
+    match connect::connect::<PostgresDialect>(targets).await {
+        Ok((_, connection)) => Ok(connection),
+        Err(fault) if fault.detail().contains("unsupported startup parameter") => Err(OpenError::Pooler),
+        Err(fault) => Err(fault.into()),
+    }
 }
 
 async fn probe(connection: &mut PgConnection) -> Result<String, OpenError> {

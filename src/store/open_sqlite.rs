@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
-use super::link::{Doubt, Link, Own};
+use super::link::{Doubt, Link, Own, Shared};
 use super::open::OpenError;
 use super::sql_store::Connections;
 use super::sqlite::SqliteDialect;
+use super::targets::Targets;
 
 /// How long a write waits for another process's.
 const BUSY: Duration = Duration::from_secs(10);
@@ -37,19 +38,23 @@ pub fn reader_options(path: &Path) -> SqliteConnectOptions {
 /// One connection writes, the others read.
 pub fn connections(path: &Path) -> Connections<SqliteDialect> {
     let doubt = Arc::<Doubt>::default();
-    let writer = Own::new(writer_options(path), &doubt);
-    let reader = reader_options(path);
-    let pool = SqlitePoolOptions::new()
-        .max_connections(READERS)
-        .acquire_timeout(ACQUIRE)
-        .test_before_acquire(false)
-        .connect_lazy_with(reader.clone());
+    let name = path.display().to_string();
+    let shared = |options| Shared { targets: Arc::new(Targets::one(name.clone(), options)), doubt: Arc::clone(&doubt) };
+    let writer = Own::new(&shared(writer_options(path)));
+    let reading = shared(reader_options(path));
+    let pool = |options: &SqliteConnectOptions| {
+        SqlitePoolOptions::new()
+            .max_connections(READERS)
+            .acquire_timeout(ACQUIRE)
+            .test_before_acquire(false)
+            .connect_lazy_with(options.clone())
+    };
     Connections {
-        link: Link::new(pool, Some(writer.clone()), Arc::clone(&doubt)),
+        link: Link::new(Box::new(pool), Some(writer.clone()), reading.clone()),
         writers: vec![writer.clone()],
-        readers: vec![Own::new(reader.clone(), &doubt)],
+        readers: vec![Own::new(&reading)],
         heart: writer,
-        watch: Some(Own::new(reader, &doubt)),
+        watch: Some(Own::new(&reading)),
     }
 }
 

@@ -4,12 +4,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use sqlx::Arguments as _;
 use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
+use sqlx::{Arguments as _, Row as _};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Arg, Args, claim_columns, task_columns};
+use super::sql::{Arg, Args, Fault, claim_columns, task_columns};
 
 mod inputs;
 mod watch;
@@ -306,6 +306,12 @@ impl Dialect for PostgresDialect {
             FOR UPDATE SKIP LOCKED
         )
         DELETE FROM signals s USING due d WHERE s.id = d.id RETURNING s.id"];
+
+    /// A standby says so by this setting too, whatever it is set to.
+    async fn takes_writes(connection: &mut PgConnection) -> Result<bool, Fault> {
+        let row = sqlx::raw_sql("SHOW transaction_read_only").fetch_one(connection).await?;
+        Ok(row.try_get::<String, _>(0)? == "off")
+    }
 
     async fn fetch(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<Vec<PgRow>, sqlx::Error> {
         sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).fetch_all(connection).await

@@ -121,9 +121,7 @@ mod tests {
 
     async fn sqlite(folder: &tempfile::TempDir) -> SqliteConnection {
         let url = format!("sqlite://{}", folder.path().join("taskhold.db").display());
-        migrate::migrate(&DatabaseOptions { url: url.as_str().into(), schema: None, max_connections: 1 })
-            .await
-            .unwrap();
+        migrate::migrate(&DatabaseOptions::new(url.as_str())).await.unwrap();
         SqliteConnection::connect(&url).await.unwrap()
     }
 
@@ -133,10 +131,10 @@ mod tests {
         let url = std::env::var("TASKHOLD_TEST_POSTGRES_URL")
             .expect("TASKHOLD_TEST_POSTGRES_URL is not set: run the tests by scripts/test");
         let schema = format!("prepared_{}", TaskId::new().as_uuid().simple());
-        let options = DatabaseOptions { url: url.as_str().into(), schema: Some(schema.clone()), max_connections: 1 };
+        let options = DatabaseOptions { schema: Some(schema.clone()), ..DatabaseOptions::new(url.as_str()) };
         migrate::migrate(&options).await.unwrap();
         let Ok(options::Target::Postgres(target)) = options.target() else { panic!("it is PostgreSQL") };
-        let service = open_postgres::service_options(&options, &target);
+        let service = open_postgres::service_options(&options, target.options(0));
         (PgConnection::connect_with(&service).await.unwrap(), schema)
     }
 

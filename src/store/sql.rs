@@ -161,6 +161,12 @@ impl Fault {
         }
     }
 
+    pub fn detail(&self) -> &str {
+        match self {
+            Self::Link(text) | Self::Conflict(text) | Self::Statement(text) | Self::Broken(text) => text,
+        }
+    }
+
     pub fn broken(detail: impl Into<Arc<str>>) -> Self {
         Self::Broken(detail.into())
     }
@@ -192,6 +198,11 @@ impl From<sqlx::Error> for Fault {
     }
 }
 
+/// Whether a write was refused because the server takes none: it is a standby by now, or was set so.
+pub fn is_read_only(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| code == "25006")
+}
+
 enum Kind {
     Link,
     Conflict,
@@ -208,7 +219,7 @@ fn kind_of(code: &str) -> Kind {
     if is_sqlstate(code) {
         return match code {
             "40001" | "40P01" => Kind::Conflict,
-            // Shut down, starting, too many connections, statement time-out, cancelled.
+            // Shut down, crashed, starting, database gone, too many connections, statement time-out, cancelled.
             "57P01" | "57P02" | "57P03" | "57P05" | "57014" | "53300" | "55P03" | "25P03" | "25P04" => Kind::Link,
             _ if code.starts_with("08") => Kind::Link,
             _ => Kind::Statement,

@@ -84,10 +84,12 @@ impl Gathered for Write {
 impl<D: Dialect> SqlStore<D> {
     pub fn new(connections: Connections<D>) -> Self {
         let Connections { link, writers, readers, heart, watch } = connections;
+        let link = Arc::new(link);
+        link.leave_others(writers.iter().chain(&readers).chain([&heart]).cloned());
         let write_lanes = writers.iter().map(|own| write_lane(Arc::clone(own))).collect();
         let look_lanes = readers.iter().map(|own| look_lane(Arc::clone(own))).collect();
         Self {
-            link: Arc::new(link),
+            link,
             heart,
             readers,
             writers,

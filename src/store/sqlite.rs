@@ -7,7 +7,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Args, claim_columns, task_columns};
+use super::sql::{Args, Fault, claim_columns, task_columns};
 
 mod inputs;
 mod watch;
@@ -218,6 +218,11 @@ impl Dialect for SqliteDialect {
     const REAP_SIGNALS: Many = &["DELETE FROM signals
         WHERE id IN (SELECT id FROM signals WHERE created < $1 ORDER BY created, id LIMIT $2)
         RETURNING id"];
+
+    /// Whether the file can be written the first write says.
+    async fn takes_writes(_connection: &mut SqliteConnection) -> Result<bool, Fault> {
+        Ok(true)
+    }
 
     async fn fetch(
         connection: &mut SqliteConnection,

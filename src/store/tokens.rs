@@ -1,12 +1,26 @@
 //! Issued access tokens.
 
+use super::Result;
 use super::dialect::Dialect;
 use super::sql::{Args, Cells, Fault, args, statements};
 use super::sql_store::SqlStore;
 use super::tasks::clean;
-use super::{Result, TokenRecord};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, TokenId};
+
+/// An issued access token; the secret itself is nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenRecord {
+    pub id: TokenId,
+    pub context: ContextId,
+    pub tenant: String,
+    pub name: String,
+    /// The argon2id hash in PHC form.
+    pub hash: String,
+    pub created: Timestamp,
+    pub expires: Option<Timestamp>,
+    pub revoked: Option<Timestamp>,
+}
 
 statements! {
     /// Done twice, it is done once: ids are nobody else's.

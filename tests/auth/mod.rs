@@ -23,7 +23,7 @@ impl Given {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("auth.db").display());
-        let options = DatabaseOptions { url: url.into(), schema: None, max_connections: 4 };
+        let options = DatabaseOptions { max_connections: 4, ..DatabaseOptions::new(url) };
         store::migrate(&options).await.unwrap();
         let store = store::open(&options).await.unwrap();
         let clock = ManualClock::at(Timestamp::from_micros(1_796_000_000_000_000));

@@ -166,7 +166,7 @@ fn stored(folder: &Path, keyed: Option<CallKey>) -> (String, String) {
     let id = new.id.to_string();
     let caller = AuthContext::verified(context.parse().unwrap(), None, Credential::Anonymous);
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let options = DatabaseOptions { url: url.into(), schema: None, max_connections: 4 };
+        let options = DatabaseOptions { max_connections: 4, ..DatabaseOptions::new(url) };
         let store = store::open(&options).await.unwrap();
         store.scoped(&caller).create(new).await.unwrap();
         store.system().close().await;

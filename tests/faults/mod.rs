@@ -1,5 +1,6 @@
 //! What breaks around the service, on purpose.
 
+mod failover;
 mod link;
 mod pool;
 mod promotion;

@@ -143,7 +143,7 @@ impl EmptyDatabase {
 }
 
 pub fn options(url: &str) -> DatabaseOptions {
-    DatabaseOptions { url: url.into(), schema: None, max_connections: 10 }
+    DatabaseOptions { max_connections: 10, ..DatabaseOptions::new(url) }
 }
 
 /// Runs statements on any database.

@@ -1,6 +1,7 @@
 //! What several topics of tests use.
 
 pub mod client;
+pub mod cluster;
 pub mod database;
 pub mod events;
 pub mod host;

@@ -1,0 +1,180 @@
+//! Several servers of one database, of which one goes and another takes its place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use secrecy::SecretString;
+use taskhold::domain::clock::Timestamp;
+use taskhold::domain::context::ContextKey;
+use taskhold::domain::ids::{ContextId, NodeId, TaskId};
+use taskhold::lifecycle::spawn;
+use taskhold::store::{self, DatabaseOptions, SystemStore};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::cluster::{Cluster, Stop};
+use crate::support::database::number;
+use crate::support::tasks::new_task;
+
+/// From the moment at which another server can be used until it is.
+const SOON: Duration = Duration::from_secs(10);
+const CONNECTIONS: &str = "SELECT COUNT(*) FROM pg_stat_activity WHERE application_name = 'taskhold'";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_micros(1_764_000_000_000_000 + second * 1_000_000)
+}
+
+fn several(urls: &[&str]) -> DatabaseOptions {
+    let urls = urls.iter().map(|&url| SecretString::from(url)).collect();
+    DatabaseOptions { urls, ..DatabaseOptions::new("sqlite://not-used.db") }
+}
+
+/// A primary, its standby, and a store that knows both.
+struct Pair {
+    primary: Cluster,
+    standby: Cluster,
+    store: Arc<SystemStore>,
+    context: ContextId,
+}
+
+impl Pair {
+    async fn new() -> Self {
+        let primary = Cluster::new(&[]).await;
+        let url = primary.create_database("tasks").await;
+        let standby = primary.standby().await;
+        let options = several(&[&url, &standby.url("tasks")]);
+        store::migrate(&options).await.unwrap();
+        let store = store::open(&options).await.unwrap().system();
+        let context = store.ensure_context(ContextKey::default(), at(0)).await.unwrap();
+        Self { primary, standby, store: Arc::new(store), context }
+    }
+
+    async fn create(&self) -> Option<TaskId> {
+        let id = TaskId::new();
+        self.store.create(self.context, new_task(id, at(0), None)).await.ok().map(|_| id)
+    }
+
+    /// Waits until a task can be made; answers how long that took.
+    async fn until_written(&self) -> Duration {
+        let start = Instant::now();
+        while self.create().await.is_none() {
+            assert!(start.elapsed() < SOON, "no other server is used");
+            sleep(Duration::from_millis(20)).await;
+        }
+        start.elapsed()
+    }
+}
+
+// req: KEEP-11, KEEP-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_is_there_after_the_primary_is_lost() {
+    let pair = Arc::new(Pair::new().await);
+    let stop = CancellationToken::new();
+    let writers: Vec<_> = (0..8)
+        .map(|_| {
+            let (pair, stop) = (Arc::clone(&pair), stop.clone());
+            spawn("writer", async move {
+                let mut acknowledged = Vec::new();
+                while !stop.is_cancelled() {
+                    match pair.create().await {
+                        Some(id) => acknowledged.push(id),
+                        None => sleep(Duration::from_millis(10)).await,
+                    }
+                }
+                acknowledged
+            })
+        })
+        .collect();
+    let reader = {
+        let (pair, stop) = (Arc::clone(&pair), stop.clone());
+        spawn("reader", async move {
+            while !stop.is_cancelled() {
+                // Goes through the pool. What it answers while nobody is there is another test's.
+                let _ = pair.store.list(pair.context, None, 1, at(0)).await;
+                sleep(Duration::from_millis(10)).await;
+            }
+        })
+    };
+    let rows = "SELECT COUNT(*) FROM tasks";
+    while number(&pair.primary.url("tasks"), rows).await < 200 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    pair.primary.stop(Stop::Kill).await;
+    pair.standby.promote().await;
+    let took = pair.until_written().await;
+    let before = number(&pair.standby.url("tasks"), rows).await;
+    while number(&pair.standby.url("tasks"), rows).await < before + 200 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    stop.cancel();
+    let acknowledged: Vec<TaskId> = join_all(writers).await.into_iter().flat_map(Result::unwrap).collect();
+    reader.await.unwrap();
+    for id in &acknowledged {
+        assert!(pair.store.get(pair.context, *id).await.unwrap().is_some(), "{id} was acknowledged");
+    }
+    let page = pair.store.list(pair.context, None, 10, at(0)).await.unwrap();
+    assert_eq!(page.len(), 10, "the pool leads to the new server too");
+    pair.store.register_node(NodeId::new()).await.unwrap();
+    eprintln!("{} acknowledged, written again after {took:?}", acknowledged.len());
+}
+
+// req: KEEP-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_comes_back_is_used_again() {
+    let pair = Pair::new().await;
+    let acknowledged = pair.create().await.unwrap();
+    for stop in [Stop::Fast, Stop::Immediate] {
+        pair.primary.restart(stop).await;
+        pair.until_written().await;
+    }
+    assert!(pair.store.get(pair.context, acknowledged).await.unwrap().is_some());
+    assert_eq!(number(&pair.standby.url("tasks"), CONNECTIONS).await, 0, "a standby is no place to stay");
+}
+
+/// A primary that was set aside answers, and takes no writes.
+// req: KEEP-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_became_read_only_is_left() {
+    let pair = Pair::new().await;
+    assert!(pair.create().await.is_some());
+    join_all((0..8).map(|_| pair.store.list(pair.context, None, 1, at(0)))).await;
+    pair.standby.promote().await;
+    pair.primary.set("default_transaction_read_only", "on").await;
+    pair.until_written().await;
+    let on_new = pair.create().await.unwrap();
+    assert!(pair.store.get(pair.context, on_new).await.unwrap().is_some(), "look-ups moved too");
+    assert_eq!(pair.store.list(pair.context, None, 10, at(0)).await.unwrap().len(), 3, "and pages");
+    let deadline = Instant::now() + SOON;
+    while number(&pair.primary.url("tasks"), CONNECTIONS).await > 0 {
+        assert!(Instant::now() < deadline, "connections to the server that was left are kept");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert!(number(&pair.standby.url("tasks"), CONNECTIONS).await > 0);
+}
+
+// req: KEEP-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_whose_first_is_a_standby_starts() {
+    let pair = Pair::new().await;
+    let options = several(&[&pair.standby.url("tasks"), &pair.primary.url("tasks")]);
+    assert!(store::check_migrations(&options).await.unwrap().is_empty());
+    let empty = pair.primary.create_database("empty").await;
+    let standby = pair.standby.url("empty");
+    let new = several(&[&standby, &empty]);
+    store::migrate(&new).await.unwrap();
+    assert!(store::check_migrations(&new).await.unwrap().is_empty());
+    let store = store::open(&options).await.unwrap().system();
+    let id = TaskId::new();
+    store.create(pair.context, new_task(id, at(0), None)).await.unwrap();
+    assert!(pair.store.get(pair.context, id).await.unwrap().is_some());
+}
+
+// req: KEEP-11, OPS-02
+#[tokio::test]
+async fn servers_that_are_all_away_are_named_without_their_passwords() {
+    let options = several(&["postgres://u:hunter2@127.0.0.1:1/d", "postgres://u:hunter2@127.0.0.1:2/d"]);
+    let error = store::migrate(&options).await.unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1/d: ") && error.contains("; 127.0.0.1:2/d: "), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
+}
