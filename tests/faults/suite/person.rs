@@ -263,7 +263,7 @@ impl Person {
 }
 
 fn pick(rng: &mut Rng) -> Kind {
-    let ms = rng.below(200);
+    let ms = rng.below(800);
     match rng.below(10) {
         0..=2 => Kind::Charge(ms),
         3 | 4 => Kind::Echo,
