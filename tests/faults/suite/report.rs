@@ -1,6 +1,7 @@
 //! What a scenario prints: one line of counts, and how fast work was done before the fault and after it.
 
 use std::fmt;
+use std::io::Write;
 use std::time::Duration;
 
 use super::checker::{Verdict, last_end};
@@ -68,15 +69,54 @@ impl Speed {
         Self { before, after, recovered, settled }
     }
 
+    fn recovery(&self) -> String {
+        self.recovered.map_or("never".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()))
+    }
+
     pub fn ratio(&self) -> f64 {
         if self.before > 0.0 { self.after / self.before } else { 0.0 }
+    }
+}
+
+const HEAD: &str = "
+| scenario | acknowledged | lost | changed | run twice | stuck | other faults | unknown | recovered after | settled after \
+| before | after | ratio |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+";
+
+impl Row<'_> {
+    /// Adds the line to the table in the file that `TASKHOLD_TEST_FAULT_REPORT` names, if it does.
+    pub fn enter(&self) {
+        let Some(file) = std::env::var_os("TASKHOLD_TEST_FAULT_REPORT") else { return };
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+        if file.metadata().unwrap().len() == 0 {
+            file.write_all(HEAD.as_bytes()).unwrap();
+        }
+        let Self { name, verdict, speed, .. } = self;
+        let other = verdict.forbidden.len() + verdict.foreign.len() + verdict.dishonest.len();
+        writeln!(
+            file,
+            "| {name} | {} | {} | {} | {} | {} | {other} | {} | {} | {:.1} s | {:.0}/s | {:.0}/s | {:.0} % |",
+            verdict.acknowledged,
+            verdict.lost.len(),
+            verdict.changed.len(),
+            verdict.twice.len(),
+            verdict.stuck.len(),
+            verdict.unknown,
+            speed.recovery(),
+            speed.settled.as_secs_f64(),
+            speed.before,
+            speed.after,
+            speed.ratio() * 100.0,
+        )
+        .unwrap();
     }
 }
 
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, verdict, speed, notes } = self;
-        let recovered = speed.recovered.map_or("never".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
+        let recovered = speed.recovery();
         write!(f, "{name:<24} {} acknowledged", verdict.acknowledged)?;
         for (kind, faults) in verdict.faults() {
             write!(f, ", {} {kind}", faults.len())?;

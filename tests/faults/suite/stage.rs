@@ -133,7 +133,9 @@ pub async fn play(name: &str, plan: FleetPlan, allowed: Allowed, fault: impl Asy
     let verdict = judge(&pages, &runs, allowed);
     let speed = Speed::measure(&pages, Times { even, broken, whole, stopped, window });
     let notes = stage.notes.iter().map(|note| format!("; {note}")).collect();
-    eprintln!("{}", Row { name, verdict: &verdict, speed, notes });
+    let row = Row { name, verdict: &verdict, speed, notes };
+    eprintln!("{row}");
+    row.enter();
     let (log, ended_well) = stage.fleet.end().await;
     let complaint = verdict.complaint();
     if !complaint.is_empty() || !ended_well {

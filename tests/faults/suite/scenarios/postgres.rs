@@ -61,18 +61,18 @@ async fn pool_exhaustion() {
     let database = cluster.create_database("taskhold").await;
     let other = cluster.create_database("other").await;
     play("pool exhaustion", FleetPlan::of_three(&database), OF_OUTAGES, async |stage| {
+        let of_nodes = KILL_ALL.replace("current_database()", "'taskhold'");
         let mut idle = Vec::new();
-        let until = tokio::time::Instant::now() + stage.plan.third().max(Duration::from_secs(2));
-        while tokio::time::Instant::now() < until {
+        let patience = tokio::time::Instant::now() + Duration::from_secs(30);
+        while idle.len() < PLACES && tokio::time::Instant::now() < patience {
+            if let Some(first) = idle.first_mut() {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(of_nodes.as_str())).execute(first).await.unwrap();
+            }
             // Those who are refused try again, and take what the nodes lose.
             let wanted = (0..PLACES - idle.len()).map(|_| PgConnection::connect(&other));
             idle.extend(join_all(wanted).await.into_iter().flatten());
-            if let Some(first) = idle.first_mut() {
-                let of_nodes = KILL_ALL.replace("current_database()", "'taskhold'");
-                sqlx::raw_sql(sqlx::AssertSqlSafe(of_nodes)).execute(first).await.unwrap();
-            }
-            stage.pass(Duration::from_millis(200)).await;
         }
+        stage.pass(stage.plan.third()).await;
         stage.note(format!("{} of {PLACES} places taken", idle.len()));
         drop(idle);
         stage.until("a place to be free", async || PgConnection::connect(&other).await.is_ok()).await;
