@@ -117,9 +117,30 @@ pub const KEYS: &[Key] = &[
          `postgres://USER:PASSWORD@HOST/DATABASE`. A password in it is never shown.",
     ),
     Key::unset(
+        "database.urls",
+        Kind::PostgresUrls,
+        "Several PostgreSQL servers of one database, instead of `database.url`: the first that takes writes is used, and \
+         when it goes, or becomes a standby or read-only, the next one that does, without a restart. If `database.url` is \
+         set too, it is the first of the list. See [databases.md](databases.md).",
+    ),
+    Key::new(
+        "database.pooler",
+        Kind::Choice(&["none", "transaction"]),
+        "none",
+        "What stands before PostgreSQL. `transaction`: a connection pooler that gives each transaction whichever \
+         connection is free, such as PgBouncer with `pool_mode = transaction`. See [databases.md](databases.md#poolers).",
+    ),
+    Key::unset(
+        "database.listen_url",
+        Kind::PostgresUrls,
+        "The PostgreSQL server itself, or several as in `database.urls`, to listen for hints of other nodes where \
+         `database.url` leads to a pooler, through which none come. Without it nodes ask the database a little more often.",
+    ),
+    Key::unset(
         "database.schema",
         Kind::Identifier,
-        "The PostgreSQL schema that holds the tables; the role's own search path when not set. Not for SQLite.",
+        "The PostgreSQL schema that holds the tables; the role's own search path when not set. Not for SQLite, and \
+         not with `database.pooler = \"transaction\"`.",
     ),
     Key::new(
         "database.migrate",

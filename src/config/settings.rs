@@ -1,6 +1,6 @@
 //! Checked values by key, from which the sections are filled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use super::value::{Located, Raw, Value};
 /// every test that loads a configuration finds it.
 pub(super) struct Settings {
     values: BTreeMap<&'static str, Value>,
+    /// Keys that somebody gave a value.
+    written: BTreeSet<&'static str>,
 }
 
 impl Settings {
@@ -47,7 +49,7 @@ impl Settings {
             };
             values.extend(value.map(|value| (key.path, value)));
         }
-        Self { values }
+        Self { values, written: written.keys().copied().collect() }
     }
 
     /// The same from one table of the file; answers also the entries that `besides` names.
@@ -78,6 +80,11 @@ impl Settings {
             other => problems.push(Problem::new(format!("{path} = {other} ({place}): expected a table"))),
         }
         (Self::read(keys, &format!("{path}."), &written, problems), rest)
+    }
+
+    /// Whether a key has its value from somebody, and not by default.
+    pub fn is_written(&self, path: &str) -> bool {
+        self.written.contains(path)
     }
 
     pub fn maybe_text(&self, path: &str) -> Option<String> {

@@ -227,6 +227,9 @@ fn secrets_and_passwords_never_appear() {
         Given::file("[database]\nurl = \"mysql://u:hunter2@h/d\""),
         Given::nothing().variable("TASKHOLD_DATABASE_URL", "mysql://u:hunter2@h/d"),
         Given::nothing().flag("--database-url", "database.url", "mysql://u:hunter2@h/d"),
+        Given::file("[database]\nurls = [\"postgres://u:hunter2@h/d\", \"mysql://u:hunter2@h/d\"]"),
+        Given::nothing().variable("TASKHOLD_DATABASE_URLS", "postgres://u:hunter2@h/d,mysql://u:hunter2@h/d"),
+        Given::file("[database]\nurl = \"postgres://u:hunter2@a/d\"\nurls = [\"postgres://u:hunter2@b/d\"]"),
         Given::file("[database]\nurl = \"postgres://u:hunter2@h/d\nx = 1"),
         Given::file(&upstream("\"hunter2\"")),
         Given::file(&upstream("{ A = [\"hunter2\"] }")),
@@ -243,6 +246,22 @@ fn secrets_and_passwords_never_appear() {
     assert_eq!(config.upstreams[0].env["B"].expose_secret(), "hunter2");
     assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
     assert_eq!(config.database.shown_url(), "postgres://u:***@h/d");
+}
+
+#[test]
+fn several_servers_are_a_list_in_the_file_and_commas_in_the_variable() {
+    let file = "[database]\nurl = \"postgres://u:p@a/d\"\nurls = [\"postgres://u:p@a/d\", \"postgres://u:p@b/d\"]";
+    let variable = Given::nothing().variable("TASKHOLD_DATABASE_URLS", "postgres://u:p@a/d, postgres://u:p@b/d");
+    for given in [Given::file(file), variable] {
+        let database = given.load().database;
+        assert_eq!(database.shown_url(), "postgres://u:***@a/d, postgres://u:***@b/d");
+        assert_eq!(database.options().urls.len(), 2);
+    }
+    let problem = Given::file("[database]\nurls = []").problem();
+    assert!(problem.contains("database.urls = []") && problem.contains("one or more URLs"), "{problem}");
+    let pooled = "[database]\nurl = \"postgres://h/d\"\npooler = \"transaction\"\nlisten_url = \"postgres://b/d\"";
+    let options = Given::file(pooled).load().database.options();
+    assert_eq!((options.pooler, options.listen_urls.len()), (crate::store::Pooler::Transaction, 1));
 }
 
 // req: HTTP-02
@@ -276,6 +295,22 @@ fn values_must_fit_each_other() {
             "limits.arguments = 1048576 is more than limits.body = 65536, which holds them",
         ),
         ("[database]\nschema = \"a\"", "database.schema is set, but SQLite has no schemas"),
+        (
+            "[database]\nurls = [\"postgres://a/d\", \"postgres://b/d\"]\nurl = \"postgres://b/d\"",
+            "database.url = \"postgres://b/d\" is not the first of database.urls = \"postgres://a/d, postgres://b/d\"",
+        ),
+        (
+            "[database]\npooler = \"transaction\"",
+            "database.pooler = \"transaction\", but database.url is a SQLite file",
+        ),
+        (
+            "[database]\nlisten_url = \"postgres://h/d\"",
+            "database.listen_url is set, but database.url is a SQLite file",
+        ),
+        (
+            "[database]\nurl = \"postgres://h/d\"\npooler = \"transaction\"\nschema = \"a\"",
+            "database.schema = \"a\" does not go with database.pooler = \"transaction\"",
+        ),
         ("[server]\nallowed_hosts = [\"https://a\"]", "server.allowed_hosts has \"https://a\": expected a host name"),
     ] {
         let problem = Given::file(file).problem();
@@ -345,7 +380,7 @@ fn the_example_files_can_be_used_and_change_nothing() {
         .variable("SEARCH_API_KEY", "x")
         .variable("TICKETS_TOKEN", "x")
         .variable("REGION", "x")
-        .flag("--database-url", "database.url", "postgres://h/d");
+        .flag("--database-url", "database.url", "postgres://taskhold@db1.example/taskhold");
     let config = given.load();
     assert_eq!(config.upstreams.len(), 3);
     for key in keys::KEYS {

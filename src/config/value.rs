@@ -39,6 +39,8 @@ pub enum Kind {
     Url,
     OriginList,
     DatabaseUrl,
+    /// One or more URLs of PostgreSQL servers; in a variable separated by commas.
+    PostgresUrls,
     /// A database identifier that needs no quotes.
     Identifier,
     UpstreamName,
@@ -125,6 +127,9 @@ impl Kind {
             Self::Url => text(raw).filter(|url| is_http_url(url)).map(Value::Text),
             Self::OriginList => list(raw).filter(|list| list.iter().all(|origin| is_origin(origin))).map(Value::List),
             Self::DatabaseUrl => text(raw).filter(|url| is_database_url(url)).map(Value::Text),
+            Self::PostgresUrls => list(raw)
+                .filter(|urls| !urls.is_empty() && urls.iter().all(|url| is_postgres_url(url)))
+                .map(Value::List),
             Self::Identifier => text(raw).filter(|name| is_identifier(name)).map(Value::Text),
             Self::UpstreamName => text(raw).filter(|name| is_upstream_name(name)).map(Value::Text),
             Self::Command => {
@@ -177,6 +182,10 @@ impl fmt::Display for Kind {
             }
             Self::DatabaseUrl => f.write_str(
                 "a URL that starts with sqlite:, postgres:// or postgresql://, such as sqlite://taskhold.db",
+            ),
+            Self::PostgresUrls => f.write_str(
+                "one or more URLs that start with postgres:// or postgresql://, in a list (in a variable: separated by \
+                 commas)",
             ),
             Self::Identifier => f.write_str("1 to 63 of a-z, 0-9 and _, not starting with a digit"),
             Self::UpstreamName => f.write_str("1 to 32 of a-z, 0-9 and -"),
@@ -275,9 +284,15 @@ fn is_origin(origin: &str) -> bool {
 }
 
 fn is_database_url(url: &str) -> bool {
-    ["sqlite:", "postgres://", "postgresql://"]
-        .iter()
-        .any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.trim_start_matches('/').is_empty()))
+    has_scheme(url, &["sqlite:"]) || is_postgres_url(url)
+}
+
+fn is_postgres_url(url: &str) -> bool {
+    has_scheme(url, &["postgres://", "postgresql://"])
+}
+
+fn has_scheme(url: &str, schemes: &[&str]) -> bool {
+    schemes.iter().any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.trim_start_matches('/').is_empty()))
 }
 
 fn is_identifier(name: &str) -> bool {
@@ -339,6 +354,11 @@ mod tests {
             ),
             (Kind::OriginList, &["https://a.example,http://b:81", ""], &["https://a.example/", "a.example"]),
             (Kind::DatabaseUrl, &["sqlite://x.db", "postgres://h/d"], &["mysql://h", "sqlite://"]),
+            (
+                Kind::PostgresUrls,
+                &["postgres://h/d", "postgres://a/d, postgresql://b/d"],
+                &["", ",", "sqlite://x.db", "postgres://h/d,sqlite://x.db", "postgres://"],
+            ),
             (Kind::Identifier, &["taskhold", "_a1"], &["", "1a", "A", "a-b", "a.b"]),
             (Kind::UpstreamName, &["everything", "a-1"], &["", "A", "a_b", "a.b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]),
             (Kind::LogFilter, &["info", "warn,taskhold=debug"], &["taskhold=loud"]),

@@ -136,6 +136,8 @@ dialect! {
     /// How a write transaction begins. SQLite must take its lock at once: a transaction that reads first and writes
     /// then fails when another one wrote in between, whatever the busy time-out.
     const BEGIN: &'static str;
+    /// The same where nothing of a session lasts, with the settings that others have from their start.
+    const BEGIN_POOLED: &'static str;
     /// Whether a [`Many`] of several rows needs a transaction around it to be all or nothing.
     const MANY_IS_SEVERAL_STATEMENTS: bool;
     /// A statement that answers another number (`data_version`) when another connection has committed, if there is one
@@ -149,10 +151,12 @@ dialect! {
     /// Whether a new connection leads to a server that takes writes.
     fn takes_writes(connection: &mut Connection<Self>) -> impl Future<Output = Result<bool, Fault>> + Send;
 
+    /// With `keep` the connection may keep the prepared statement for the next time, here and below.
     fn fetch<'c>(
         connection: &'c mut Connection<Self>,
         sql: &'static str,
         args: Args,
+        keep: bool,
     ) -> impl Future<Output = Result<Vec<Row<Self>>, sqlx::Error>> + Send + 'c;
 
     /// Answers how many rows were written.
@@ -160,12 +164,14 @@ dialect! {
         connection: &'c mut Connection<Self>,
         sql: &'static str,
         args: Args,
+        keep: bool,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send + 'c;
 
     fn many<'c>(
         connection: &'c mut Connection<Self>,
         statement: Many,
         rows: Vec<Args>,
+        keep: bool,
     ) -> impl Future<Output = Result<Vec<Row<Self>>, sqlx::Error>> + Send + 'c;
 }
 

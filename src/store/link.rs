@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::connect::{Backoff, CONNECT_DEADLINE, connect, search};
 use super::dialect::{ConnectOptions, Connection, Dialect, Many, Row};
+use super::options::Pooler;
 use super::sql::{Args, Fault, is_read_only};
 use super::targets::Targets;
 use crate::lifecycle;
@@ -31,11 +32,25 @@ pub struct Link<D: Dialect> {
 pub struct Shared<D: Dialect> {
     pub targets: Arc<Targets<ConnectOptions<D>>>,
     pub doubt: Arc<Doubt>,
+    pub pooler: Pooler,
+}
+
+impl<D: Dialect> Shared<D> {
+    /// Behind a pooler that gives each transaction another connection, every statement is in one: to prepare it and to run
+    /// it takes two messages, between which another client's could be prepared.
+    const fn wraps(&self) -> bool {
+        matches!(self.pooler, Pooler::Transaction)
+    }
+
+    /// Whether prepared statements may be kept.
+    const fn keeps(&self) -> bool {
+        !self.wraps()
+    }
 }
 
 impl<D: Dialect> Clone for Shared<D> {
     fn clone(&self) -> Self {
-        Self { targets: Arc::clone(&self.targets), doubt: Arc::clone(&self.doubt) }
+        Self { targets: Arc::clone(&self.targets), doubt: Arc::clone(&self.doubt), pooler: self.pooler }
     }
 }
 
@@ -262,6 +277,8 @@ pub struct Session<D: Dialect> {
     held: Held<D>,
     /// False while a statement runs and after it broke the link: then the connection is thrown away.
     clean: bool,
+    /// Whether a transaction was begun and neither committed nor rolled back.
+    open: bool,
     shared: Shared<D>,
 }
 
@@ -272,40 +289,58 @@ enum Held<D: Dialect> {
 
 impl<D: Dialect> Session<D> {
     fn new(held: Held<D>, shared: &Shared<D>) -> Self {
-        Self { held, clean: true, shared: shared.clone() }
+        Self { held, clean: true, open: false, shared: shared.clone() }
     }
 
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
+        if self.shared.wraps() {
+            let mut transaction = self.begin().await?;
+            let answer = transaction.fetch(sql, args).await;
+            return transaction.end(answer).await;
+        }
         let (connection, mut guard) = self.parts();
-        guarded(&mut guard, D::fetch(connection, sql, args)).await
+        guarded(&mut guard, D::fetch(connection, sql, args, true)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
+        if self.shared.wraps() {
+            let mut transaction = self.begin().await?;
+            let answer = transaction.execute(sql, args).await;
+            return transaction.end(answer).await;
+        }
         let (connection, mut guard) = self.parts();
-        guarded(&mut guard, D::execute(connection, sql, args)).await
+        guarded(&mut guard, D::execute(connection, sql, args, true)).await
     }
 
     /// Reads for many rows.
     pub async fn read_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
+        if self.shared.wraps() {
+            return self.write_together(statement, rows).await;
+        }
         let (connection, mut guard) = self.parts();
-        guarded(&mut guard, D::many(connection, statement, rows)).await
+        guarded(&mut guard, D::many(connection, statement, rows, true)).await
     }
 
     /// Writes many rows, all or none.
     pub async fn write_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
-        if !D::MANY_IS_SEVERAL_STATEMENTS {
-            return self.read_many(statement, rows).await;
+        if D::MANY_IS_SEVERAL_STATEMENTS {
+            return self.write_together(statement, rows).await;
         }
+        self.read_many(statement, rows).await
+    }
+
+    async fn write_together(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
         let mut transaction = self.begin().await?;
-        let answer = transaction.many(statement, rows).await?;
-        transaction.commit().await?;
-        Ok(answer)
+        let answer = transaction.many(statement, rows).await;
+        transaction.end(answer).await
     }
 
     /// Begins a write transaction; dropping it rolls back.
     pub async fn begin(&mut self) -> Result<Transaction<'_, D>, Fault> {
+        let begin = if self.shared.wraps() { D::BEGIN_POOLED } else { D::BEGIN };
         let (connection, mut guard) = self.parts();
-        let transaction = guarded(&mut guard, connection.begin_with(D::BEGIN)).await?;
+        let transaction = guarded(&mut guard, connection.begin_with(begin)).await?;
+        *guard.open = true;
         Ok(Transaction { transaction, guard })
     }
 
@@ -314,14 +349,16 @@ impl<D: Dialect> Session<D> {
             Held::Pooled(connection) => connection.as_deref_mut(),
             Held::Own(state) => state.connection.as_mut(),
         };
-        let guard = Guard { clean: &mut self.clean, shared: &self.shared };
+        let guard = Guard { clean: &mut self.clean, open: &mut self.open, shared: &self.shared };
         (connection.expect("a session holds its connection until it is dropped"), guard)
     }
 }
 
 impl<D: Dialect> Drop for Session<D> {
     fn drop(&mut self) {
-        if self.clean {
+        // A rollback goes out with the next statement. Until then a pooler would keep one of its connections for us.
+        let waits = self.open && self.shared.wraps() && matches!(self.held, Held::Own(_));
+        if self.clean && !waits {
             if let Held::Own(state) = &mut self.held {
                 state.answered = Instant::now();
             }
@@ -342,25 +379,44 @@ pub struct Transaction<'s, D: Dialect> {
 
 impl<D: Dialect> Transaction<'_, D> {
     pub async fn fetch(&mut self, sql: &'static str, args: Args) -> Result<Vec<Row<D>>, Fault> {
-        guarded(&mut self.guard, D::fetch(&mut self.transaction, sql, args)).await
+        let keep = self.guard.shared.keeps();
+        guarded(&mut self.guard, D::fetch(&mut self.transaction, sql, args, keep)).await
     }
 
     pub async fn execute(&mut self, sql: &'static str, args: Args) -> Result<u64, Fault> {
-        guarded(&mut self.guard, D::execute(&mut self.transaction, sql, args)).await
+        let keep = self.guard.shared.keeps();
+        guarded(&mut self.guard, D::execute(&mut self.transaction, sql, args, keep)).await
     }
 
     pub async fn many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
-        guarded(&mut self.guard, D::many(&mut self.transaction, statement, rows)).await
+        let keep = self.guard.shared.keeps();
+        guarded(&mut self.guard, D::many(&mut self.transaction, statement, rows, keep)).await
     }
 
     pub async fn commit(mut self) -> Result<(), Fault> {
+        *self.guard.open = false;
         guarded(&mut self.guard, self.transaction.commit()).await
+    }
+
+    /// Commits after an answer, rolls back after a fault.
+    async fn end<T>(mut self, answer: Result<T, Fault>) -> Result<T, Fault> {
+        match answer {
+            Ok(answer) => self.commit().await.map(|()| answer),
+            // A broken link takes the transaction with it.
+            Err(fault) if !*self.guard.clean => Err(fault),
+            Err(fault) => {
+                *self.guard.open = false;
+                guarded(&mut self.guard, self.transaction.rollback()).await?;
+                Err(fault)
+            }
+        }
     }
 }
 
 /// Notes what becomes of a connection's statements.
 struct Guard<'s, D: Dialect> {
     clean: &'s mut bool,
+    open: &'s mut bool,
     shared: &'s Shared<D>,
 }
 
@@ -408,7 +464,8 @@ mod tests {
     async fn who_is_urgent_waits_for_no_crowd() {
         let folder = tempfile::tempdir().unwrap();
         let options = SqliteConnectOptions::new().filename(folder.path().join("x.db")).create_if_missing(true);
-        let shared = Shared { targets: Arc::new(Targets::one("x.db", options)), doubt: Arc::default() };
+        let shared =
+            Shared { targets: Arc::new(Targets::one("x.db", options)), doubt: Arc::default(), pooler: Pooler::None };
         let own = Own::<SqliteDialect>::new(&shared);
         let held = own.session().await.unwrap();
         let order = Arc::new(std::sync::Mutex::new(Vec::new()));

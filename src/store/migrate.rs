@@ -7,16 +7,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-use sqlx::{AssertSqlSafe, Connection as _, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
+use super::migrate_pooled;
 use super::open::OpenError;
 use super::open_postgres::{base_options, check_server, connect};
 use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
-use super::options::{DatabaseOptions, Target};
+use super::options::{DatabaseOptions, Pooler, Target};
 use super::sql::{Fault, statements};
 use super::targets::Targets;
 use crate::domain::ids::NodeId;
@@ -212,6 +213,9 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
             return Ok(());
         }
         let migrator = migrator(|step| step.postgres);
+        if options.pooler == Pooler::Transaction {
+            return migrate_pooled::run(&migrator, &mut connection).await;
+        }
         migrator.run(&mut connection).await.map_err(|error| OpenError::Migration(error.to_string()))
     };
     let result = tokio::select! {
@@ -219,7 +223,7 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
         lost = keep_lease(&mut keeper, holder) => Err(lost),
     };
     // If this fails the lease runs out by itself.
-    let dropped = sqlx::query(DROP_LEASE).bind(holder).execute(&mut keeper).await;
+    let dropped = apart(&mut keeper, sqlx::query(DROP_LEASE).bind(holder)).await;
     result?;
     dropped?;
     keeper.close().await?;
@@ -256,8 +260,18 @@ fn is_lost_race(error: &sqlx::Error) -> bool {
 
 async fn take_lease(connection: &mut PgConnection, holder: Uuid) -> Result<bool, OpenError> {
     let lease = i64::try_from(LEASE.as_micros()).unwrap_or(i64::MAX);
-    let taken = sqlx::query(TAKE_LEASE).bind(holder).bind(lease).execute(connection).await?;
-    Ok(taken.rows_affected() > 0)
+    Ok(apart(connection, sqlx::query(TAKE_LEASE).bind(holder).bind(lease)).await? > 0)
+}
+
+/// Runs a statement in a transaction of its own, which a pooler passes as it is; answers how many rows it wrote.
+async fn apart(
+    connection: &mut PgConnection,
+    query: sqlx::query::Query<'_, sqlx::Postgres, PgArguments>,
+) -> Result<u64, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let done = query.persistent(false).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(done.rows_affected())
 }
 
 /// Renews the lease for ever; answers why it cannot.
@@ -293,11 +307,14 @@ struct Found {
 
 impl Found {
     async fn in_postgres(connection: &mut PgConnection) -> Result<Self, OpenError> {
-        let oldest = sqlx::query_scalar(OLDEST_BINARY).fetch_optional(&mut *connection).await;
-        let applied = sqlx::query_scalar(APPLIED).fetch_all(&mut *connection).await;
+        // Each is one message, which a pooler passes as it is.
+        let oldest = sqlx::raw_sql(OLDEST_BINARY).fetch_optional(&mut *connection).await;
+        let applied = sqlx::raw_sql(APPLIED).fetch_all(&mut *connection).await;
+        let oldest = if_there(oldest)?.flatten().map(|row| row.try_get(0)).transpose()?;
+        let applied = if_there(applied)?.unwrap_or_default();
         Ok(Self {
-            oldest_binary: if_there(oldest)?.flatten().unwrap_or(0),
-            applied: if_there(applied)?.unwrap_or_default(),
+            oldest_binary: oldest.unwrap_or(0),
+            applied: applied.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?,
         })
     }
 

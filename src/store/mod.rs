@@ -25,6 +25,7 @@ mod keys;
 mod link;
 mod methods;
 mod migrate;
+mod migrate_pooled;
 mod nodes;
 mod open;
 mod open_postgres;

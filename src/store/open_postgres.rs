@@ -11,7 +11,7 @@ use super::connect::{self, search};
 use super::dialect::Dialect as _;
 use super::link::{Link, Own, Shared};
 use super::open::OpenError;
-use super::options::DatabaseOptions;
+use super::options::{DatabaseOptions, Pooler};
 use super::postgres::PostgresDialect;
 use super::sql::Fault;
 use super::sql_store::Connections;
@@ -28,11 +28,15 @@ const CHECKS: Duration = Duration::from_secs(20);
 /// The oldest server, in the form of `server_version_num`.
 const OLDEST_SERVER: i64 = 150_000;
 
-/// How the service connects.
+/// How the service connects. A pooler takes no settings: `BEGIN_POOLED` makes them for each transaction.
 pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgConnectOptions {
+    let base = base_options(options, target);
+    if options.pooler == Pooler::Transaction {
+        return base;
+    }
     // The server gives up a statement soon after we did, and a transaction whose owner went silent. Batches are small
     // and planned with guessed sizes: compiling them costs more than running them.
-    base_options(options, target).options([
+    base.options([
         ("statement_timeout", "6000"),
         ("idle_in_transaction_session_timeout", "15000"),
         ("jit", "off"),
@@ -47,6 +51,10 @@ pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> 
 /// How migrations connect: they may take their time.
 pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgConnectOptions {
     let target = target.clone().application_name("taskhold");
+    if options.pooler == Pooler::Transaction {
+        // A pooler refuses what it cannot keep apart, and a statement that is kept would meet another client's.
+        return target.extra_float_digits(None).statement_cache_capacity(0);
+    }
     match &options.schema {
         Some(schema) => target.options([("search_path", schema)]),
         None => target,
@@ -55,7 +63,7 @@ pub fn base_options(options: &DatabaseOptions, target: &PgConnectOptions) -> PgC
 
 pub fn connections(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Connections<PostgresDialect> {
     let targets = Arc::new(targets.map(|target| service_options(options, target)));
-    let shared = Shared { targets, doubt: Arc::default() };
+    let shared = Shared { targets, doubt: Arc::default(), pooler: options.pooler };
     let own = |_| Own::new(&shared);
     // One of the owned ones is the heartbeat's.
     let most = options.max_connections.saturating_sub(WRITERS + READERS + 1).max(2);
@@ -102,13 +110,14 @@ fn pool(most: u32, shared: &Shared<PostgresDialect>, target: &PgConnectOptions) 
 /// Refuses servers that are too old, and poolers. From now on the server that answered is the one in use.
 pub async fn check_server(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
     let service = targets.map(|target| service_options(options, target));
-    let checked =
-        timeout(CHECKS, checks(&service)).await.unwrap_or_else(|_| Err(Fault::link("no answer in time").into()));
+    let checked = timeout(CHECKS, checks(&service, options.pooler))
+        .await
+        .unwrap_or_else(|_| Err(Fault::link("no answer in time").into()));
     targets.go_to(service.held());
     checked
 }
 
-async fn checks(service: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
+async fn checks(service: &Targets<PgConnectOptions>, pooler: Pooler) -> Result<(), OpenError> {
     let mut first = connect(service).await?;
     let row = sqlx::raw_sql("SELECT current_setting('server_version_num'), current_setting('server_version')")
         .fetch_one(&mut first)
@@ -116,6 +125,10 @@ async fn checks(service: &Targets<PgConnectOptions>) -> Result<(), OpenError> {
     let (number, name): (String, String) = (row.try_get(0)?, row.try_get(1)?);
     if number.parse::<i64>().is_ok_and(|number| number < OLDEST_SERVER) {
         return Err(OpenError::ServerTooOld(name));
+    }
+    if pooler == Pooler::Transaction {
+        let _ = first.close().await;
+        return Ok(());
     }
     let mut second = connect(service).await?;
     // A pooler gives both one server connection in turn, so that the second's value is read on the first.

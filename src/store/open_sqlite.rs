@@ -8,6 +8,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::link::{Doubt, Link, Own, Shared};
 use super::open::OpenError;
+use super::options::Pooler;
 use super::sql_store::Connections;
 use super::sqlite::SqliteDialect;
 use super::targets::Targets;
@@ -39,7 +40,11 @@ pub fn reader_options(path: &Path) -> SqliteConnectOptions {
 pub fn connections(path: &Path) -> Connections<SqliteDialect> {
     let doubt = Arc::<Doubt>::default();
     let name = path.display().to_string();
-    let shared = |options| Shared { targets: Arc::new(Targets::one(name.clone(), options)), doubt: Arc::clone(&doubt) };
+    let shared = |options| Shared {
+        targets: Arc::new(Targets::one(name.clone(), options)),
+        doubt: Arc::clone(&doubt),
+        pooler: Pooler::None,
+    };
     let writer = Own::new(&shared(writer_options(path)));
     let reading = shared(reader_options(path));
     let pool = |options: &SqliteConnectOptions| {

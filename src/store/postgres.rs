@@ -31,6 +31,10 @@ impl Dialect for PostgresDialect {
     type Database = Postgres;
 
     const BEGIN: &'static str = "BEGIN";
+    /// One message, so that the settings cost no round trip. They are those of `service_options`, which says why.
+    const BEGIN_POOLED: &'static str = "BEGIN; SET LOCAL statement_timeout = 6000; \
+        SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL jit = off; \
+        SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
     const WATCH: Option<&'static str> = None;
     const WATCH_INTERVAL: Duration = Duration::from_millis(300);
@@ -313,23 +317,35 @@ impl Dialect for PostgresDialect {
         Ok(row.try_get::<String, _>(0)? == "off")
     }
 
-    async fn fetch(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<Vec<PgRow>, sqlx::Error> {
-        sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).fetch_all(connection).await
+    async fn fetch(
+        connection: &mut PgConnection,
+        sql: &'static str,
+        args: Args,
+        keep: bool,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).persistent(keep).fetch_all(connection).await
     }
 
-    async fn execute(connection: &mut PgConnection, sql: &'static str, args: Args) -> Result<u64, sqlx::Error> {
-        Ok(sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).execute(connection).await?.rows_affected())
+    async fn execute(
+        connection: &mut PgConnection,
+        sql: &'static str,
+        args: Args,
+        keep: bool,
+    ) -> Result<u64, sqlx::Error> {
+        let query = sqlx::query_with(sql, bind::<PgArguments>(args, add_list)?).persistent(keep);
+        Ok(query.execute(connection).await?.rows_affected())
     }
 
     fn many(
         connection: &mut PgConnection,
         statement: Many,
         rows: Vec<Args>,
+        keep: bool,
     ) -> impl Future<Output = Result<Vec<PgRow>, sqlx::Error>> + Send {
         let arrays = arrays(rows);
         async move {
             let Some((sql, arrays)) = statement.first().zip(arrays.transpose()?) else { return Ok(Vec::new()) };
-            sqlx::query_with(*sql, arrays).fetch(connection).try_collect().await
+            sqlx::query_with(*sql, arrays).persistent(keep).fetch(connection).try_collect().await
         }
     }
 }

@@ -20,6 +20,7 @@ mod tests {
         ("keyed.rs", keyed::STATEMENTS),
         ("keys.rs", keys::STATEMENTS),
         ("migrate.rs", migrate::STATEMENTS),
+        ("migrate_pooled.rs", migrate_pooled::STATEMENTS),
         ("nodes.rs", nodes::STATEMENTS),
         ("operators.rs", operators::STATEMENTS),
         ("retention.rs", retention::STATEMENTS),
@@ -60,7 +61,7 @@ mod tests {
         let list = tasks::STATEMENTS.iter().find(|sql| sql.contains("ORDER BY t.created DESC")).unwrap();
         let explain: &'static str = format!("{explain} {list}").leak();
         let position = args![context, i64::MAX, uuid::Uuid::max(), 5_i64, 50_i64];
-        let lines: Vec<Row<D>> = D::fetch(connection, explain, position).await.unwrap();
+        let lines: Vec<Row<D>> = D::fetch(connection, explain, position, true).await.unwrap();
         lines.iter().map(|line| line.text(column).unwrap()).collect::<Vec<_>>().join("\n")
     }
 

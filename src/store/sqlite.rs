@@ -44,6 +44,7 @@ impl Dialect for SqliteDialect {
     type Database = Sqlite;
 
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
+    const BEGIN_POOLED: &'static str = Self::BEGIN;
     const MANY_IS_SEVERAL_STATEMENTS: bool = true;
     const WATCH: Option<&'static str> = Some("PRAGMA data_version");
     const WATCH_INTERVAL: Duration = Duration::from_millis(20);
@@ -228,28 +229,36 @@ impl Dialect for SqliteDialect {
         connection: &mut SqliteConnection,
         sql: &'static str,
         args: Args,
+        keep: bool,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).fetch_all(connection).await
+        sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).persistent(keep).fetch_all(connection).await
     }
 
-    async fn execute(connection: &mut SqliteConnection, sql: &'static str, args: Args) -> Result<u64, sqlx::Error> {
-        Ok(sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).execute(connection).await?.rows_affected())
+    async fn execute(
+        connection: &mut SqliteConnection,
+        sql: &'static str,
+        args: Args,
+        keep: bool,
+    ) -> Result<u64, sqlx::Error> {
+        let query = sqlx::query_with(sql, bind::<SqliteArguments>(args, add_list)?).persistent(keep);
+        Ok(query.execute(connection).await?.rows_affected())
     }
 
     async fn many(
         connection: &mut SqliteConnection,
         statement: Many,
         rows: Vec<Args>,
+        keep: bool,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
         let Some((first, rest)) = statement.split_first() else { return Ok(Vec::new()) };
         let mut answers = Vec::with_capacity(rows.len());
         for row in rows {
-            let decided = Self::fetch(connection, first, row.clone()).await?;
+            let decided = Self::fetch(connection, first, row.clone(), keep).await?;
             if decided.is_empty() {
                 continue;
             }
             for step in rest {
-                Self::execute(connection, step, row.clone()).await?;
+                Self::execute(connection, step, row.clone(), keep).await?;
             }
             answers.extend(decided);
         }
