@@ -29,6 +29,8 @@ pub enum Moment {
     Before,
     /// The server has committed what the statement did; the client never hears of it.
     AfterCommit,
+    /// The client hears of it, and of nothing after it on this link, which is not closed.
+    SilentAfter,
 }
 
 struct Shared {
@@ -58,11 +60,15 @@ struct Silence {
     all: CancellationToken,
     listening: CancellationToken,
     has_listened: AtomicBool,
+    /// This link alone.
+    alone: AtomicBool,
 }
 
 impl Silence {
     fn has_come(&self) -> bool {
-        self.all.is_cancelled() || (self.has_listened.load(Ordering::SeqCst) && self.listening.is_cancelled())
+        self.all.is_cancelled()
+            || self.alone.load(Ordering::SeqCst)
+            || (self.has_listened.load(Ordering::SeqCst) && self.listening.is_cancelled())
     }
 }
 
@@ -178,7 +184,10 @@ impl Shared {
         let (reset, silence) = {
             let links = lock(&self.links);
             let (all, listening) = (links.blackhole.clone(), links.deaf.clone());
-            (links.reset.clone(), Silence { all, listening, has_listened: AtomicBool::new(false) })
+            (
+                links.reset.clone(),
+                Silence { all, listening, has_listened: AtomicBool::default(), alone: AtomicBool::default() },
+            )
         };
         tokio::select! {
             _ended = self.pass(client, &silence) => {}
@@ -228,8 +237,10 @@ impl Shared {
                     let _nobody_waits = arm.fired.send(());
                     return Ok(());
                 }
-                if let Some(arm) = self.take_arm(&statement, Moment::AfterCommit) {
-                    lock(seen).pending.arm = Some(arm);
+                for moment in [Moment::AfterCommit, Moment::SilentAfter] {
+                    if let Some(arm) = self.take_arm(&statement, moment) {
+                        lock(seen).pending.arm = Some(arm);
+                    }
                 }
             }
             if message.ends_a_round() {
@@ -266,7 +277,15 @@ impl Shared {
                 match message.body() {
                     b"I" => {
                         if let Some(arm) = armed.take() {
+                            let falls_silent = arm.moment == Moment::SilentAfter;
+                            if falls_silent {
+                                client.write_all(&held).await?;
+                                silence.alone.store(true, Ordering::SeqCst);
+                            }
                             let _nobody_waits = arm.fired.send(());
+                            if falls_silent {
+                                continue;
+                            }
                             return Ok(());
                         }
                     }
