@@ -4,6 +4,7 @@ mod backends;
 mod clocks;
 mod links;
 mod nodes;
+mod pooler;
 mod postgres;
 mod sqlite;
 mod upstreams;
