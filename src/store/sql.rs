@@ -219,7 +219,7 @@ fn kind_of(code: &str) -> Kind {
     if is_sqlstate(code) {
         return match code {
             "40001" | "40P01" => Kind::Conflict,
-            // Shut down, crashed, starting, database gone, too many connections, statement time-out, cancelled.
+            // Shut down, starting, too many connections, statement time-out, cancelled.
             "57P01" | "57P02" | "57P03" | "57P05" | "57014" | "53300" | "55P03" | "25P03" | "25P04" => Kind::Link,
             _ if code.starts_with("08") => Kind::Link,
             _ => Kind::Statement,

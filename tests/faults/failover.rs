@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use secrecy::SecretString;
+use serde_json::json;
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::context::ContextKey;
 use taskhold::domain::ids::{ContextId, NodeId, TaskId};
@@ -13,8 +14,10 @@ use taskhold::store::{self, DatabaseOptions, SystemStore};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::support::client::Client;
 use crate::support::cluster::{Cluster, Stop};
 use crate::support::database::number;
+use crate::support::server::{Server, binary, new_token};
 use crate::support::tasks::new_task;
 
 /// From the moment at which another server can be used until it is.
@@ -130,6 +133,47 @@ async fn a_primary_that_comes_back_is_used_again() {
     }
     assert!(pair.store.get(pair.context, acknowledged).await.unwrap().is_some());
     assert_eq!(number(&pair.standby.url("tasks"), CONNECTIONS).await, 0, "a standby is no place to stay");
+}
+
+// req: KEEP-11, OPS-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_goes_on_when_its_primary_is_lost() {
+    let primary = Cluster::new(&[]).await;
+    primary.create_database("tasks").await;
+    let standby = primary.standby().await;
+    let secret = |url: String| url.replace("postgres@", "postgres:hunter2@");
+    let (first, second) = (secret(primary.url("tasks")), secret(standby.url("tasks")));
+    let folder = tempfile::tempdir().unwrap();
+    let settings = format!("[database]\nurls = [{first:?}, {second:?}]\n");
+    std::fs::write(folder.path().join("taskhold.toml"), settings).unwrap();
+    let upstream = format!("test={} demo-server --test-tools", binary());
+    let mut server = Server::start_in(Some(folder.path()), &first, &["--upstream", &upstream]).await;
+    let client = Client::connected(&server.url, &new_token(&first, "owner").await).await;
+    let mut tasks = Vec::new();
+    for n in 0..5 {
+        tasks.push(client.task("echo", json!({ "n": n })).await["taskId"].clone());
+    }
+    primary.stop(Stop::Immediate).await;
+    standby.promote().await;
+    let deadline = Instant::now() + SOON;
+    let ask = json!({ "name": "echo", "arguments": {}, "task": { "ttl": 60_000 } });
+    loop {
+        let answer = client.request("tools/call", ask.clone()).await;
+        // Until then it says that it cannot, as KEEP-11 has it.
+        assert_eq!(answer.status, 200, "{answer:?}");
+        if answer.json()["result"]["task"]["taskId"].is_string() {
+            break;
+        }
+        assert_eq!(answer.error().0, -32603, "{answer:?}");
+        assert!(Instant::now() < deadline, "no other server is used");
+    }
+    for id in &tasks {
+        client.until_status(id, "completed").await;
+    }
+    server.wait_for_line("the database is used on another server from now on").await;
+    let log = server.kill().await.join("\n");
+    assert_eq!(log.matches("on another server").count(), 1, "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
 }
 
 /// A primary that was set aside answers, and takes no writes.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sqlx::{Connection as _, PgConnection};
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::context::ContextKey;
 use taskhold::domain::ids::{ContextId, TaskId};
@@ -16,6 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::engine::harness::World;
 use crate::http::harness::until;
+use crate::support::cluster::Cluster;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase, hold, options};
 use crate::support::pgproxy::{Moment, PgProxy};
@@ -160,6 +162,53 @@ async fn a_server_without_free_connections_refuses_soon_and_is_tried_again() {
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     }
     proxy.fill(false);
+    let back = async {
+        while store.get(context, kept).await.is_err() {}
+        while store.create(context, new_task(TaskId::new(), at(0), None)).await.is_err() {}
+        while store.list(context, None, 1, at(0)).await.is_err() {}
+    };
+    timeout(PATIENCE, back).await.expect("no restart is needed");
+    assert_eq!(store.list(context, None, 10, at(0)).await.unwrap().len(), 2, "what was refused did not happen");
+}
+
+// req: KEEP-11, KEEP-18
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_who_take_all_connections_of_a_server_are_outlasted() {
+    let server = Cluster::new(&[("max_connections", "300")]).await;
+    let url = server.create_database("tasks").await;
+    store::migrate(&options(&url)).await.unwrap();
+    let store = store::open(&options(&url)).await.unwrap().system();
+    let context = store.ensure_context(ContextKey::default(), at(0)).await.unwrap();
+    let kept = TaskId::new();
+    store.create(context, new_task(kept, at(0), None)).await.unwrap();
+    let mut others = Vec::new();
+    while let Ok(other) = PgConnection::connect(&url).await {
+        others.push(other);
+    }
+    assert!(others.len() > 280, "{}", others.len());
+    // What the store has is lost as well, and its places are taken.
+    let ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'taskhold'";
+    sqlx::raw_sql(ours).execute(&mut others[0]).await.unwrap();
+    timeout(PATIENCE, async {
+        while others.len() < 300 {
+            others.extend(PgConnection::connect(&url).await.ok());
+        }
+    })
+    .await
+    .expect("the places of the store are free");
+    for _ in 0..3 {
+        let began = Instant::now();
+        let (listed, got, created) = tokio::join!(
+            store.list(context, None, 1, at(0)),
+            store.get(context, kept),
+            store.create(context, new_task(TaskId::new(), at(0), None)),
+        );
+        for error in [listed.err(), got.err(), created.err()] {
+            assert!(matches!(error, Some(StoreError::Unavailable(_))), "{error:?}");
+        }
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    }
+    drop(others);
     let back = async {
         while store.get(context, kept).await.is_err() {}
         while store.create(context, new_task(TaskId::new(), at(0), None)).await.is_err() {}

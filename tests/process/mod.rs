@@ -3,6 +3,7 @@
 mod big_results;
 mod idle;
 mod input;
+mod pooler;
 mod restart;
 mod secrets;
 mod stateless;

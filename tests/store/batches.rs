@@ -8,10 +8,10 @@ use taskhold::domain::outcome::Outcome;
 use taskhold::domain::work::NewTask;
 use taskhold::store::{Ended, StoreError};
 
-use super::{at, caller, claimed_task, contract, end, finish, new_task, result};
+use super::{at, caller, claimed_task, contract_everywhere, end, finish, new_task, result};
 use crate::support::database::{Backend, TestDatabase};
 
-contract! {
+contract_everywhere! {
     concurrent_writes_share_commits,
     a_bad_row_fails_alone,
     a_caller_that_goes_away_cancels_nothing,
@@ -119,7 +119,8 @@ async fn a_lost_link_is_made_again(db: TestDatabase) {
     if db.backend == Backend::Postgres {
         let kill = "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity
             WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'taskhold'";
-        assert!(db.number(kill).await >= 3);
+        // Behind a pooler there may be few.
+        assert!(db.number(kill).await >= 1);
     }
     scoped.create(new_task(at(1))).await.unwrap();
     let ended = db.store.system().finish(finish(new.id, token, result("x"), at(1))).await.unwrap();

@@ -6,10 +6,10 @@ use taskhold::domain::outcome::Outcome;
 use taskhold::domain::work::NewTask;
 use taskhold::store::CatalogItem;
 
-use super::{at, caller, contract, end, new_task};
+use super::{at, caller, contract_everywhere, end, new_task};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     an_exposed_name_does_not_move,
     nodes_agree_on_names,
     items_go_with_their_upstream_and_its_last_task,

@@ -8,10 +8,10 @@ use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::store::{Note, Release};
 
-use super::{at, caller, claimed_task, contract, new_task};
+use super::{at, caller, claimed_task, contract_everywhere, new_task};
 use crate::support::database::{Backend, TestDatabase};
 
-contract! {
+contract_everywhere! {
     claims_are_oldest_first_and_only_when_due,
     no_task_is_claimed_twice,
     a_released_task_is_claimed_again,

@@ -11,10 +11,10 @@ use taskhold::store::{Delivered, Held, Hold, Purpose, Renamed, Watch};
 
 use super::questions::{Running, question};
 use super::sessions::new_session;
-use super::{at, contract, end};
+use super::{at, contract_everywhere, end};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     a_question_is_on_one_stream_at_a_time,
     a_resumed_stream_takes_back_what_it_had,
     a_resumed_stream_takes_what_its_old_node_still_holds,

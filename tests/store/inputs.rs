@@ -10,10 +10,10 @@ use taskhold::domain::work::UpstreamTask;
 use taskhold::store::{Afterwards, Asked, Ended, NewInput, Note, Release, Taken};
 
 use super::questions::{Running, answer, question, then};
-use super::{at, contract, end, finish, result};
+use super::{at, contract_everywhere, end, finish, result};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     a_task_waits_until_every_question_is_answered,
     open_questions_and_given_answers_are_rows,
     an_answer_reaches_the_work_once,

@@ -8,10 +8,10 @@ use taskhold::domain::outcome::Outcome;
 use taskhold::domain::task::Task;
 use taskhold::store::ScopedStore;
 
-use super::{at, caller, contract, end, new_task};
+use super::{at, caller, contract_everywhere, end, new_task};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     pages_are_newest_first_and_whole,
     a_walk_shows_each_lasting_task_once,
     expired_tasks_are_left_out_at_once,

@@ -11,6 +11,7 @@ mod lists;
 mod migrations;
 mod news;
 mod nodes;
+mod poolers;
 pub mod questions;
 mod races;
 mod retention;
@@ -33,7 +34,7 @@ use taskhold::domain::retention::Ttl;
 use taskhold::domain::work::NewTask;
 use taskhold::store::{End, Finish, ScopedStore, Store};
 
-use crate::support::contract;
+use crate::support::{contract, contract_everywhere};
 
 /// Some time, in seconds after an arbitrary start.
 pub fn at(seconds: u64) -> Timestamp {

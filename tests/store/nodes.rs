@@ -9,10 +9,10 @@ use taskhold::store::{Beat, Hold, NewSubscription};
 
 use super::questions::Running;
 use super::sessions::new_session;
-use super::{at, caller, claimed_task, contract, finish, new_task};
+use super::{at, caller, claimed_task, contract_everywhere, finish, new_task};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     a_heartbeat_tells_the_databases_time,
     only_the_silent_are_declared_dead,
     the_dead_leave_orphans,

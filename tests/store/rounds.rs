@@ -11,10 +11,10 @@ use taskhold::domain::work::{CallKey, NewTask};
 use taskhold::store::{Given, NewInput, ScopedStore, Spend};
 
 use super::questions::{Running, then};
-use super::{at, caller, contract, end, finish, new_task, result};
+use super::{at, caller, contract_everywhere, end, finish, new_task, result};
 use crate::support::database::{Backend, TestDatabase, hold};
 
-contract! {
+contract_everywhere! {
     a_round_is_given_back_once_and_in_time,
     a_round_that_is_open_keeps_its_number,
     the_first_rounds_of_a_context_are_bounded,

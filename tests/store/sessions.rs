@@ -7,10 +7,10 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::session::{Session, SessionStream};
 use taskhold::store::StreamPlace;
 
-use super::{at, caller, contract};
+use super::{at, caller, contract_everywhere};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     sessions_are_kept_used_and_ended,
     a_session_knows_the_node_of_its_last_stream,
     idle_sessions_are_reaped,

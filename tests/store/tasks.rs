@@ -8,10 +8,10 @@ use taskhold::domain::task::{Status, Task};
 use taskhold::domain::work::{CallKey, NewTask};
 use taskhold::store::{Ended, Note, Watch};
 
-use super::{at, caller, claimed_task, contract, end, finish, new_task, result};
+use super::{at, caller, claimed_task, contract_everywhere, end, finish, new_task, result};
 use crate::support::database::TestDatabase;
 
-contract! {
+contract_everywhere! {
     a_new_task_is_working_and_all_of_it_is_kept,
     a_task_outlives_its_process,
     outcomes_are_kept_to_the_byte,

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection as _, PgConnection, Row as _};
 use tempfile::TempDir;
 
 use super::database::{run, texts};
@@ -47,10 +48,26 @@ impl Cluster {
     /// A new server that follows this one. It runs, and what this one commits from now on is on both.
     pub async fn standby(&self) -> Self {
         let standby = Self::empty();
-        let port = self.port.to_string();
-        let source =
-            ["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-X", "stream", "-c", "fast", "-R", "--no-sync"];
-        standby.run("pg_basebackup", &source);
+        // As pg_basebackup does, which not every folder of programs has.
+        let mut session = PgConnection::connect(&self.url("postgres")).await.expect("connects");
+        sqlx::raw_sql("SELECT pg_backup_start('standby', true)").execute(&mut session).await.expect("begins");
+        let mut copy = self.account.command(Path::new("cp"));
+        copy.arg("-a").arg(self.data()).arg(standby.data());
+        // What goes while it is copied is not needed.
+        copy.stderr(Stdio::null()).status().expect("copies");
+        let stop = "SELECT labelfile FROM pg_backup_stop(false)";
+        let label: String = sqlx::raw_sql(stop).fetch_one(&mut session).await.expect("ends").get(0);
+        session.close().await.expect("closes");
+        for left in ["postmaster.pid", "postmaster.opts"] {
+            std::fs::remove_file(standby.data().join(left)).expect("was copied");
+        }
+        let source = format!("primary_conninfo = 'host=127.0.0.1 port={} user=postgres'\n", self.port);
+        for (name, text) in [("backup_label", &label), ("standby.signal", &String::new())] {
+            let path = standby.data().join(name);
+            std::fs::write(&path, text).expect("writes");
+            self.account.own(&path);
+        }
+        standby.append("postgresql.auto.conf", &source);
         standby.start().await;
         let streaming = "SELECT state FROM pg_stat_replication WHERE state = 'streaming'";
         until(async || !texts(&self.url("postgres"), streaming, "state").await.is_empty()).await;
@@ -118,9 +135,13 @@ impl Cluster {
 
     fn configure(&self, settings: &[(&str, &str)]) {
         let lines: String = settings.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
-        let path = self.data().join("postgresql.conf");
+        self.append("postgresql.conf", &lines);
+    }
+
+    fn append(&self, file: &str, text: &str) {
+        let path = self.data().join(file);
         let before = std::fs::read_to_string(&path).expect("the settings");
-        std::fs::write(&path, before + &lines).expect("the settings");
+        std::fs::write(&path, before + text).expect("the settings");
     }
 
     /// Runs one of the server's programs on its data.

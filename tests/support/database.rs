@@ -9,8 +9,10 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqliteConnection};
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::ids::{LeaseToken, TaskId};
-use taskhold::store::{DatabaseOptions, Store};
+use taskhold::store::{DatabaseOptions, Pooler, Store};
 use tempfile::TempDir;
+
+use super::pgbouncer::PgBouncer;
 
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,9 @@ pub struct TestDatabase {
     pub backend: Backend,
     pub url: String,
     pub store: Store,
+    /// How [`Self::store`] was opened.
+    options: DatabaseOptions,
+    _pooler: Option<PgBouncer>,
     _place: Place,
 }
 
@@ -43,8 +48,27 @@ impl TestDatabase {
             }
             Backend::Postgres => from_template().await,
         };
-        let store = taskhold::store::open(&options(&url)).await.expect("opens");
-        Self { backend, url, store, _place: place }
+        Self::opened(backend, options(&url), url, None, place).await
+    }
+
+    /// The same on PostgreSQL, with a pooler in transaction mode between it and the store. [`Self::url`] leads to the server.
+    pub async fn behind_a_pooler() -> Self {
+        let (url, place) = from_template().await;
+        // Fewer connections than the store has: one that is not given back is missed.
+        let pooler = PgBouncer::before(&url, 4, &[]).await;
+        let options = DatabaseOptions { pooler: Pooler::Transaction, ..options(&pooler.url_of(&url)) };
+        Self::opened(Backend::Postgres, options, url, Some(pooler), place).await
+    }
+
+    async fn opened(
+        backend: Backend,
+        options: DatabaseOptions,
+        url: String,
+        pooler: Option<PgBouncer>,
+        place: Place,
+    ) -> Self {
+        let store = taskhold::store::open(&options).await.expect("opens");
+        Self { backend, url, store, options, _pooler: pooler, _place: place }
     }
 
     /// Closes the store and opens the same database again, as after a restart.
@@ -55,7 +79,7 @@ impl TestDatabase {
 
     /// A second store on the same database, as another process has it.
     pub async fn another(&self) -> Store {
-        taskhold::store::open(&options(&self.url)).await.expect("opens")
+        taskhold::store::open(&self.options).await.expect("opens")
     }
 
     /// Runs statements behind the store's back. Ids go in by [`Self::id`].

@@ -6,6 +6,7 @@ pub mod database;
 pub mod events;
 pub mod host;
 pub mod modern;
+pub mod pgbouncer;
 pub mod pgproxy;
 pub mod processes;
 pub mod raw;
@@ -42,3 +43,22 @@ macro_rules! contract {
     };
 }
 pub(crate) use contract;
+
+/// Runs each case on each database, and on PostgreSQL behind a pooler.
+macro_rules! contract_everywhere {
+    ($($case:ident),* $(,)?) => {
+        crate::support::contract! { $($case),* }
+
+        mod behind_a_pooler {
+            use crate::support::database::TestDatabase;
+            $(
+                // req: KEEP-15
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(TestDatabase::behind_a_pooler().await).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use contract_everywhere;
