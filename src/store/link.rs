@@ -97,7 +97,8 @@ impl<D: Dialect> Link<D> {
         }
     }
 
-    /// The pool of the server in use. That of one that was left is closed.
+    /// The pool of the server in use; that of one that was left is closed. Each server has its own: of a connection that was
+    /// being opened when the pool moved on, nobody could say where it leads.
     fn pool(&self) -> Pool<D::Database> {
         let held = self.shared.targets.held();
         {

@@ -59,10 +59,10 @@ impl Pair {
     }
 
     /// Waits until a task can be made; answers how long that took.
-    async fn until_written(&self) -> Duration {
+    async fn until_written(&self, soon: Duration) -> Duration {
         let start = Instant::now();
         while self.create().await.is_none() {
-            assert!(start.elapsed() < SOON, "no other server is used");
+            assert!(start.elapsed() < soon, "no other server is used");
             sleep(Duration::from_millis(20)).await;
         }
         start.elapsed()
@@ -105,7 +105,7 @@ async fn what_was_acknowledged_is_there_after_the_primary_is_lost() {
     }
     pair.primary.stop(Stop::Kill).await;
     pair.standby.promote().await;
-    let took = pair.until_written().await;
+    let took = pair.until_written(SOON).await;
     let before = number(&pair.standby.url("tasks"), rows).await;
     while number(&pair.standby.url("tasks"), rows).await < before + 200 {
         sleep(Duration::from_millis(10)).await;
@@ -122,6 +122,22 @@ async fn what_was_acknowledged_is_there_after_the_primary_is_lost() {
     eprintln!("{} acknowledged, written again after {took:?}", acknowledged.len());
 }
 
+/// Nothing is closed and nothing answered: a statement and a try to connect have to run out.
+// req: KEEP-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_hangs_is_left() {
+    let pair = Pair::new().await;
+    assert!(pair.create().await.is_some());
+    pair.standby.promote().await;
+    pair.primary.stop(Stop::Freeze).await;
+    let (took, page) = tokio::join!(pair.until_written(SOON * 2), async {
+        while pair.store.list(pair.context, None, 1, at(0)).await.is_err() {}
+        pair.store.list(pair.context, None, 10, at(0)).await
+    });
+    eprintln!("written again after {took:?}");
+    assert!(!page.unwrap().is_empty(), "the pool leads to the new server too");
+}
+
 // req: KEEP-11
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_comes_back_is_used_again() {
@@ -129,7 +145,7 @@ async fn a_primary_that_comes_back_is_used_again() {
     let acknowledged = pair.create().await.unwrap();
     for stop in [Stop::Fast, Stop::Immediate] {
         pair.primary.restart(stop).await;
-        pair.until_written().await;
+        pair.until_written(SOON).await;
     }
     assert!(pair.store.get(pair.context, acknowledged).await.unwrap().is_some());
     assert_eq!(number(&pair.standby.url("tasks"), CONNECTIONS).await, 0, "a standby is no place to stay");
@@ -185,7 +201,7 @@ async fn a_primary_that_became_read_only_is_left() {
     join_all((0..8).map(|_| pair.store.list(pair.context, None, 1, at(0)))).await;
     pair.standby.promote().await;
     pair.primary.set("default_transaction_read_only", "on").await;
-    pair.until_written().await;
+    pair.until_written(SOON).await;
     let on_new = pair.create().await.unwrap();
     assert!(pair.store.get(pair.context, on_new).await.unwrap().is_some(), "look-ups moved too");
     assert_eq!(pair.store.list(pair.context, None, 10, at(0)).await.unwrap().len(), 3, "and pages");

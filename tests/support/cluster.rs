@@ -14,6 +14,7 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 use tempfile::TempDir;
 
 use super::database::{run, texts};
+use super::processes::Process;
 
 /// One server.
 pub struct Cluster {
@@ -31,6 +32,8 @@ pub enum Stop {
     Immediate,
     /// SIGKILL.
     Kill,
+    /// Hangs with all its sessions, until it is dropped: nothing is closed, and nothing answered.
+    Freeze,
 }
 
 impl Cluster {
@@ -103,10 +106,12 @@ impl Cluster {
         match stop {
             Stop::Fast => self.run("pg_ctl", &["-w", "-s", "-m", "fast", "stop"]),
             Stop::Immediate => self.run("pg_ctl", &["-w", "-s", "-m", "immediate", "stop"]),
-            Stop::Kill => {
-                let lines = std::fs::read_to_string(self.data().join("postmaster.pid")).expect("it runs");
-                let pid = lines.lines().next().and_then(|line| line.parse().ok()).and_then(Pid::from_raw);
-                kill_process(pid.expect("a process id"), Signal::KILL).expect("it runs");
+            Stop::Kill => self.signal(Signal::KILL),
+            Stop::Freeze => {
+                self.signal(Signal::STOP);
+                Process::family_of(self.pid().expect("it runs")).iter().for_each(|child| {
+                    child.signal(Signal::STOP);
+                });
             }
         }
     }
@@ -119,6 +124,15 @@ impl Cluster {
     /// Makes a standby the primary; waits until it is.
     pub async fn promote(&self) {
         self.run("pg_ctl", &["-w", "-t", "60", "-s", "promote"]);
+    }
+
+    fn pid(&self) -> Option<i32> {
+        std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?.lines().next()?.parse().ok()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid().and_then(Pid::from_raw).expect("it runs");
+        kill_process(pid, signal).expect("it runs");
     }
 
     fn empty() -> Self {
@@ -161,7 +175,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if self.data().join("postmaster.pid").exists() {
+        if let Some(pid) = self.pid() {
+            // What hangs would not hear of it.
+            for process in Process::family_of(pid) {
+                process.signal(Signal::CONT);
+            }
+            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::CONT));
             let mut command = self.account.command(&programs().join("pg_ctl"));
             command.arg("-D").arg(self.data()).args(["-m", "immediate", "-w", "-s", "stop"]);
             // One that was killed has ended already.
