@@ -37,6 +37,8 @@ struct Shared {
 struct Behind {
     address: String,
     ready: AtomicBool,
+    /// Taken out by whoever deploys.
+    out: AtomicBool,
 }
 
 impl Balancer {
@@ -68,6 +70,11 @@ impl Balancer {
         Self { url, shared, stop }
     }
 
+    /// Sends a node no further requests, or sends it some again.
+    pub fn take_out(&self, number: usize, out: bool) {
+        self.shared.nodes[number].out.store(out, Ordering::SeqCst);
+    }
+
     /// How many connections were refused, so that another node was tried.
     pub fn retried(&self) -> usize {
         self.shared.retried.load(Ordering::SeqCst)
@@ -77,6 +84,12 @@ impl Balancer {
 impl Drop for Balancer {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+impl Behind {
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst) && !self.out.load(Ordering::SeqCst)
     }
 }
 
@@ -100,7 +113,7 @@ impl Shared {
         };
         let turn = self.next.fetch_add(1, Ordering::SeqCst);
         let in_turn = || (0..self.nodes.len()).map(|step| &self.nodes[(turn + step) % self.nodes.len()]);
-        let (ready, others): (Vec<_>, Vec<_>) = in_turn().partition(|node| node.ready.load(Ordering::SeqCst));
+        let (ready, others): (Vec<_>, Vec<_>) = in_turn().partition(|node| node.is_ready());
         for node in ready.into_iter().chain(others) {
             let path = head.uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str);
             let url = format!("http://{}{path}", node.address);
