@@ -45,7 +45,11 @@ impl Balancer {
     pub async fn before(addresses: &[String]) -> Self {
         // Each request on a connection of its own: one that was kept could be closed by its node at the same moment.
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-        let nodes = addresses.iter().map(|address| Behind { address: address.clone(), ready: AtomicBool::new(true) });
+        let nodes = addresses.iter().map(|address| Behind {
+            address: address.clone(),
+            ready: AtomicBool::new(true),
+            out: AtomicBool::new(false),
+        });
         let shared = Arc::new(Shared {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
