@@ -10,7 +10,7 @@ use taskhold::store::{DatabaseOptions, Ended, OpenError, Pooler, ScopedStore, St
 use super::sessions::new_session;
 use super::{at, caller, end, new_task};
 use crate::support::database::{Backend, EmptyDatabase, TestDatabase, options};
-use crate::support::pgbouncer::PgBouncer;
+use crate::support::pgbouncer::{PgBouncer, database_behind_a_pooler};
 
 const CALLERS: usize = 16;
 const ROUNDS: usize = 100;
@@ -57,7 +57,7 @@ impl Known {
 // req: KEEP-15
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_of_many_clients_are_never_mixed_up() {
-    let db = TestDatabase::behind_a_pooler().await;
+    let db = database_behind_a_pooler().await;
     let store = Arc::new(db.another().await);
     let mut calls = Vec::new();
     for number in 0..CALLERS {

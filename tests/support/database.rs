@@ -1,5 +1,6 @@
 //! A migrated database of its own for each test, on either engine.
 
+use std::any::Any;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
@@ -9,10 +10,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqliteConnection};
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::ids::{LeaseToken, TaskId};
-use taskhold::store::{DatabaseOptions, Pooler, Store};
+use taskhold::store::{DatabaseOptions, Store};
 use tempfile::TempDir;
-
-use super::pgbouncer::PgBouncer;
 
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +27,8 @@ pub struct TestDatabase {
     pub store: Store,
     /// How [`Self::store`] was opened.
     options: DatabaseOptions,
-    _pooler: Option<PgBouncer>,
+    /// What stands between the store and the server.
+    _way: Option<Box<dyn Any + Send + Sync>>,
     _place: Place,
 }
 
@@ -51,24 +51,23 @@ impl TestDatabase {
         Self::opened(backend, options(&url), url, None, place).await
     }
 
-    /// The same on PostgreSQL, with a pooler in transaction mode between it and the store. [`Self::url`] leads to the server.
-    pub async fn behind_a_pooler() -> Self {
+    /// The same on PostgreSQL, reached by way of something that is made for it, and lasts as long. [`Self::url`] leads to the
+    /// server itself.
+    pub async fn by_way_of<W: Send + Sync + 'static>(way: impl AsyncFnOnce(&str) -> (W, DatabaseOptions)) -> Self {
         let (url, place) = from_template().await;
-        // Fewer connections than the store has: one that is not given back is missed.
-        let pooler = PgBouncer::before(&url, 4, &[]).await;
-        let options = DatabaseOptions { pooler: Pooler::Transaction, ..options(&pooler.url_of(&url)) };
-        Self::opened(Backend::Postgres, options, url, Some(pooler), place).await
+        let (way, options) = way(&url).await;
+        Self::opened(Backend::Postgres, options, url, Some(Box::new(way)), place).await
     }
 
     async fn opened(
         backend: Backend,
         options: DatabaseOptions,
         url: String,
-        pooler: Option<PgBouncer>,
+        way: Option<Box<dyn Any + Send + Sync>>,
         place: Place,
     ) -> Self {
         let store = taskhold::store::open(&options).await.expect("opens");
-        Self { backend, url, store, options, _pooler: pooler, _place: place }
+        Self { backend, url, store, options, _way: way, _place: place }
     }
 
     /// Closes the store and opens the same database again, as after a restart.

@@ -50,12 +50,12 @@ macro_rules! contract_everywhere {
         crate::support::contract! { $($case),* }
 
         mod behind_a_pooler {
-            use crate::support::database::TestDatabase;
+            use crate::support::pgbouncer::database_behind_a_pooler;
             $(
                 // req: KEEP-15
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    super::$case(TestDatabase::behind_a_pooler().await).await;
+                    super::$case(database_behind_a_pooler().await).await;
                 }
             )*
         }

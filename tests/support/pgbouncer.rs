@@ -7,12 +7,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
+use taskhold::store::{DatabaseOptions, Pooler};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use super::cluster::{Account, free_port};
+use super::database::{TestDatabase, options};
 
 /// Runs until it is dropped.
 pub struct PgBouncer {
@@ -78,6 +80,17 @@ fn launch(account: &Account, folder: &Path) -> Child {
     command.arg(folder.join("pgbouncer.ini")).current_dir(folder);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     command.kill_on_drop(true).spawn().expect("pgbouncer is installed")
+}
+
+/// A migrated database whose store is behind a pooler.
+pub async fn database_behind_a_pooler() -> TestDatabase {
+    TestDatabase::by_way_of(async |url: &str| {
+        // Fewer connections than the store has: one that is not given back is missed.
+        let pooler = PgBouncer::before(url, 4, &[]).await;
+        let options = DatabaseOptions { pooler: Pooler::Transaction, ..options(&pooler.url_of(url)) };
+        (pooler, options)
+    })
+    .await
 }
 
 fn program() -> PathBuf {
