@@ -46,7 +46,7 @@ struct SmallDisk(PathBuf);
 impl SmallDisk {
     /// `Err` says why there is none.
     fn mount(at: &Path) -> Result<Self, String> {
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(at).output();
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(at).output();
         match mount {
             Ok(output) if output.status.success() => Ok(Self(at.to_owned())),
             Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
