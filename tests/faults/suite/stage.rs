@@ -13,7 +13,7 @@ use crate::support::rng::Rng;
 /// All that was told must have ended by then, when nothing is broken any more: the judge's four heartbeats, three attempts
 /// and their pauses, on a machine that is busy.
 const SETTLED: Duration = Duration::from_secs(120);
-const SHORT: Duration = Duration::from_secs(8);
+const SHORT: Duration = Duration::from_secs(6);
 
 /// How long, and how much.
 #[derive(Debug, Clone, Copy)]
