@@ -360,8 +360,9 @@ impl<D: Dialect> Drop for Session<D> {
         // A rollback goes out with the next statement. Until then a pooler would keep one of its connections for us.
         let waits = self.open && self.shared.wraps() && matches!(self.held, Held::Own(_));
         if self.clean && !waits {
-            if let Held::Own(state) = &mut self.held {
-                state.answered = Instant::now();
+            match &mut self.held {
+                Held::Pooled(connection) => release(connection.take()),
+                Held::Own(state) => state.answered = Instant::now(),
             }
             return;
         }
@@ -370,6 +371,13 @@ impl<D: Dialect> Drop for Session<D> {
             Held::Own(state) => drop(state.connection.take()),
         }
     }
+}
+
+/// Hands a connection back. The pool asks it for a sign of life first, for ever: on a link that has fallen silent since the last
+/// answer that would cost the pool a place, and its end would never come.
+fn release<DB: sqlx::Database>(connection: Option<PoolConnection<DB>>) {
+    let Some(mut connection) = connection else { return };
+    lifecycle::spawn("store.release", timeout(CONNECT_DEADLINE, connection.return_to_pool()));
 }
 
 /// A write transaction in progress.

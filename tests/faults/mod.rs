@@ -8,3 +8,4 @@ mod promotion;
 mod questions;
 mod rounds;
 mod signals;
+mod suite;

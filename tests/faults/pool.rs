@@ -11,7 +11,7 @@ use taskhold::domain::ids::{ContextId, TaskId};
 use taskhold::domain::outcome::Ending;
 use taskhold::domain::task::Status;
 use taskhold::engine::Refusal;
-use taskhold::store::{self, StoreError, SystemStore};
+use taskhold::store::{self, DatabaseOptions, StoreError, SystemStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -20,7 +20,7 @@ use crate::http::harness::until;
 use crate::support::cluster::Cluster;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase, hold, options};
-use crate::support::pgproxy::PgProxy;
+use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::script::result;
 use crate::support::tasks::new_task;
 use crate::support::waiting::Waiting;
@@ -30,6 +30,8 @@ const WAITERS: usize = 3_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// One who gets no connection is told within this; a statement that is stuck may take 5 s.
 const SOON: Duration = Duration::from_secs(4);
+/// A silent link is noticed within this.
+const NOTICED: Duration = Duration::from_secs(10);
 
 contract! {
     thousands_of_waiters_hold_no_connection,
@@ -116,6 +118,24 @@ async fn list(store: &SystemStore, context: ContextId) -> (Result<(), StoreError
     let began = Instant::now();
     let answer = store.list(context, None, 1, at(0)).await;
     (answer.map(drop), began.elapsed())
+}
+
+/// The pool asks each connection for a sign of life when it is handed back.
+// req: KEEP-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_handed_back_on_a_silent_link_costs_the_pool_nothing_for_long() {
+    let database = TestDatabase::new(Backend::Postgres).await;
+    let (proxy, url) = PgProxy::before_url(&database.url).await;
+    let one = DatabaseOptions { max_connections: 1, ..options(&url) };
+    let store = store::open(&one).await.unwrap().system();
+    let context = store.ensure_context(ContextKey::default(), at(0)).await.unwrap();
+    for _ in 0..2 {
+        let silent = proxy.cut("ORDER BY t.created DESC", Moment::SilentAfter);
+        let read = async { while store.list(context, None, 1, at(0)).await.is_err() {} };
+        timeout(NOTICED, read).await.expect("its place is free again");
+        silent.await.unwrap();
+    }
+    timeout(NOTICED, store.close()).await.expect("it can be closed");
 }
 
 // req: KEEP-11, KEEP-18

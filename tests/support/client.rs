@@ -109,7 +109,8 @@ impl Client {
         self.try_post(self.message(method, params).into_bytes()).await
     }
 
-    async fn try_post(&self, body: Vec<u8>) -> reqwest::Result<Answer> {
+    /// POSTs to a server that may be gone, or go before its answer is whole.
+    pub async fn try_post(&self, body: Vec<u8>) -> reqwest::Result<Answer> {
         let request = self.build(reqwest::Method::POST).header("content-type", "application/json").body(body);
         Answer::try_read(request.send().await?).await
     }
@@ -183,6 +184,7 @@ impl Answer {
         Self::try_read(response).await.expect("the whole answer arrives")
     }
 
+    /// The whole answer, unless its connection breaks.
     pub async fn try_read(response: reqwest::Response) -> reqwest::Result<Self> {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         Ok(Self { status, headers, body: response.text().await? })

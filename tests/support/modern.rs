@@ -86,6 +86,11 @@ impl Modern {
         answer
     }
 
+    /// A request to a server that may be gone, or go before its answer is whole.
+    pub async fn try_request(&self, method: &str, params: Value) -> reqwest::Result<Answer> {
+        Answer::try_read(self.built(&self.draft(method, params)).send().await?).await
+    }
+
     /// Calls a tool.
     pub async fn call(&self, tool: &str, arguments: Value) -> Answer {
         self.request("tools/call", json!({ "name": tool, "arguments": arguments })).await
@@ -104,6 +109,10 @@ impl Modern {
 
     /// The head of the answer.
     pub async fn begin(&self, draft: &Draft) -> reqwest::Response {
+        self.built(draft).send().await.expect("the server answers")
+    }
+
+    fn built(&self, draft: &Draft) -> reqwest::RequestBuilder {
         let mut request = self.http.post(&self.url).header("accept", self.accept);
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -112,7 +121,7 @@ impl Modern {
             request = request.header(name, value);
         }
         let body = draft.body.to_string();
-        request.header("content-type", "application/json").body(body).send().await.expect("the server answers")
+        request.header("content-type", "application/json").body(body)
     }
 }
 

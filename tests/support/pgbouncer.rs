@@ -1,7 +1,7 @@
 //! A real PgBouncer in transaction mode before a database.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::str::FromStr;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use super::database::{TestDatabase, options};
 pub struct PgBouncer {
     port: u16,
     process: Child,
-    _folder: TempDir,
+    account: Account,
+    folder: TempDir,
 }
 
 impl PgBouncer {
@@ -44,18 +45,26 @@ impl PgBouncer {
         let file = folder.path().join("pgbouncer.ini");
         std::fs::write(&file, text).expect("the settings");
         account.own(&file);
-        let log = std::fs::File::create(folder.path().join("log")).expect("a log");
-        let mut command = Command::from(account.command(&program()));
-        command.arg(&file).current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let process = command.kill_on_drop(true).spawn().expect("pgbouncer is installed");
-        let mut started = Self { port, process, _folder: folder };
+        let process = launch(&account, folder.path());
+        let mut started = Self { port, process, account, folder };
+        started.listens().await;
+        started
+    }
+
+    /// SIGKILL, and a new one at the same port.
+    pub async fn restart(&mut self) {
+        self.process.kill().await.expect("it can be killed");
+        self.process = launch(&self.account, self.folder.path());
+        self.listens().await;
+    }
+
+    async fn listens(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            let ended = started.process.try_wait().expect("it is a child");
+        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            let ended = self.process.try_wait().expect("it is a child");
             assert!(ended.is_none() && Instant::now() < deadline, "pgbouncer does not start: {ended:?}");
             sleep(Duration::from_millis(10)).await;
         }
-        started
     }
 
     /// The same database by way of this pooler.
@@ -63,6 +72,14 @@ impl PgBouncer {
         let (_, database) = url.rsplit_once('/').expect("a URL with a database");
         format!("postgres://anybody@127.0.0.1:{}/{database}", self.port)
     }
+}
+
+fn launch(account: &Account, folder: &Path) -> Child {
+    let log = std::fs::File::create(folder.join("log")).expect("a log");
+    let mut command = Command::from(account.command(&program()));
+    command.arg(folder.join("pgbouncer.ini")).current_dir(folder);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.kill_on_drop(true).spawn().expect("pgbouncer is installed")
 }
 
 /// A migrated database whose store is behind a pooler.

@@ -5,8 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use taskhold::lifecycle::spawn;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Result};
@@ -28,6 +29,8 @@ pub enum Moment {
     Before,
     /// The server has committed what the statement did; the client never hears of it.
     AfterCommit,
+    /// The client hears of it, and of nothing after it on this link, which is not closed.
+    SilentAfter,
 }
 
 struct Shared {
@@ -37,6 +40,9 @@ struct Shared {
     full: AtomicBool,
     deaf: AtomicBool,
     accepted: AtomicUsize,
+    listening: AtomicUsize,
+    /// Milliseconds that each request is held.
+    delay: AtomicU64,
     /// Cancelled, and replaced, to reset or to blackhole all links there are.
     links: Mutex<Links>,
     stop: CancellationToken,
@@ -46,6 +52,25 @@ struct Shared {
 struct Links {
     reset: CancellationToken,
     blackhole: CancellationToken,
+    /// Of those alone that have listened.
+    deaf: CancellationToken,
+}
+
+/// What takes the ground from under one link without closing it.
+struct Silence {
+    all: CancellationToken,
+    listening: CancellationToken,
+    has_listened: AtomicBool,
+    /// This link alone.
+    alone: AtomicBool,
+}
+
+impl Silence {
+    fn has_come(&self) -> bool {
+        self.all.is_cancelled()
+            || self.alone.load(Ordering::SeqCst)
+            || (self.has_listened.load(Ordering::SeqCst) && self.listening.is_cancelled())
+    }
 }
 
 struct Arm {
@@ -66,6 +91,8 @@ impl PgProxy {
             full: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
+            listening: AtomicUsize::new(0),
+            delay: AtomicU64::new(0),
             links: Mutex::default(),
             stop: CancellationToken::new(),
         });
@@ -99,6 +126,21 @@ impl PgProxy {
     /// From now on nothing passes on the links that there are, and none of them is closed. New ones work.
     pub fn blackhole_links(&self) {
         std::mem::take(&mut lock(&self.shared.links).blackhole).cancel();
+    }
+
+    /// The same for those links alone on which `LISTEN` was run.
+    pub fn blackhole_listeners(&self) {
+        std::mem::take(&mut lock(&self.shared.links).deaf).cancel();
+    }
+
+    /// From now on each request is held for so long.
+    pub fn delay(&self, delay: Duration) {
+        self.shared.delay.store(u64::try_from(delay.as_millis()).expect("a short time"), Ordering::SeqCst);
+    }
+
+    /// How many links have run `LISTEN` so far.
+    pub fn listening(&self) -> usize {
+        self.shared.listening.load(Ordering::SeqCst)
     }
 
     /// Whether new links are closed at once.
@@ -146,18 +188,22 @@ impl Shared {
 
     /// Serves one link; its end closes both sockets.
     async fn link(self: Arc<Self>, client: TcpStream) {
-        let (reset, blackhole) = {
+        let (reset, silence) = {
             let links = lock(&self.links);
-            (links.reset.clone(), links.blackhole.clone())
+            let (all, listening) = (links.blackhole.clone(), links.deaf.clone());
+            (
+                links.reset.clone(),
+                Silence { all, listening, has_listened: AtomicBool::default(), alone: AtomicBool::default() },
+            )
         };
         tokio::select! {
-            _ended = self.pass(client, &blackhole) => {}
+            _ended = self.pass(client, &silence) => {}
             () = reset.cancelled() => {}
             () = self.stop.cancelled() => {}
         }
     }
 
-    async fn pass(&self, mut client: TcpStream, blackhole: &CancellationToken) -> Result<()> {
+    async fn pass(&self, mut client: TcpStream, silence: &Silence) -> Result<()> {
         client.set_nodelay(true)?;
         if self.full.load(Ordering::SeqCst) {
             startup(&mut client).await?;
@@ -172,8 +218,8 @@ impl Shared {
         // The answer to the startup message ends with a `ReadyForQuery` as well.
         let seen = Mutex::new(Seen { rounds: VecDeque::from([Round::default()]), ..Seen::default() });
         tokio::select! {
-            ended = self.requests(from_client, to_server, &seen, blackhole) => ended,
-            ended = self.answers(from_server, to_client, &seen, blackhole) => ended,
+            ended = self.requests(from_client, to_server, &seen, silence) => ended,
+            ended = self.answers(from_server, to_client, &seen, silence) => ended,
         }
     }
 
@@ -182,25 +228,34 @@ impl Shared {
         mut client: OwnedReadHalf,
         mut server: OwnedWriteHalf,
         seen: &Mutex<Seen>,
-        blackhole: &CancellationToken,
+        silence: &Silence,
     ) -> Result<()> {
         loop {
             let message = Message::read(&mut client).await?;
-            if blackhole.is_cancelled() {
+            if silence.has_come() {
                 continue;
             }
             let run = lock(seen).request(&message);
             if let Some(statement) = run {
+                if statement.starts_with("LISTEN ") && !silence.has_listened.swap(true, Ordering::SeqCst) {
+                    self.listening.fetch_add(1, Ordering::SeqCst);
+                }
                 if let Some(arm) = self.take_arm(&statement, Moment::Before) {
                     let _nobody_waits = arm.fired.send(());
                     return Ok(());
                 }
-                if let Some(arm) = self.take_arm(&statement, Moment::AfterCommit) {
-                    lock(seen).pending.arm = Some(arm);
+                for moment in [Moment::AfterCommit, Moment::SilentAfter] {
+                    if let Some(arm) = self.take_arm(&statement, moment) {
+                        lock(seen).pending.arm = Some(arm);
+                    }
                 }
             }
             if message.ends_a_round() {
                 lock(seen).end_round();
+            }
+            match self.delay.load(Ordering::SeqCst) {
+                0 => {}
+                delay => tokio::time::sleep(Duration::from_millis(delay)).await,
             }
             server.write_all(&message.bytes).await?;
         }
@@ -211,14 +266,14 @@ impl Shared {
         mut server: OwnedReadHalf,
         mut client: OwnedWriteHalf,
         seen: &Mutex<Seen>,
-        blackhole: &CancellationToken,
+        silence: &Silence,
     ) -> Result<()> {
         let mut held = Vec::new();
         let mut armed: Option<Arm> = None;
         loop {
             let message = Message::read(&mut server).await?;
             let is_notification = message.kind == b'A';
-            if blackhole.is_cancelled() || is_notification && self.deaf.load(Ordering::SeqCst) {
+            if silence.has_come() || is_notification && self.deaf.load(Ordering::SeqCst) {
                 continue;
             }
             if is_notification && armed.is_none() {
@@ -237,7 +292,15 @@ impl Shared {
                 match message.body() {
                     b"I" => {
                         if let Some(arm) = armed.take() {
+                            let falls_silent = arm.moment == Moment::SilentAfter;
+                            if falls_silent {
+                                client.write_all(&held).await?;
+                                silence.alone.store(true, Ordering::SeqCst);
+                            }
                             let _nobody_waits = arm.fired.send(());
+                            if falls_silent {
+                                continue;
+                            }
                             return Ok(());
                         }
                     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -74,6 +75,11 @@ impl Server {
         if let Some(folder) = folder {
             command.current_dir(folder);
         }
+        Self::run(command).await
+    }
+
+    /// Starts a command that is `serve`, whatever else it is given, and waits until it listens.
+    pub async fn run(mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -150,6 +156,15 @@ impl Server {
         tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("it ends in time").expect("it has a status")
     }
 
+    /// Waits for its end; answers what it wrote to standard error as well.
+    pub async fn ended(mut self) -> (ExitStatus, Vec<String>) {
+        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("it ends in time");
+        while let Ok(line) = self.lines.try_recv() {
+            self.log.push(line);
+        }
+        (status.expect("it has a status"), self.log)
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid()).expect("a process id is positive");
         rustix::process::kill_process(pid, signal).expect("it can be signalled");
@@ -177,9 +192,16 @@ pub async fn new_token(database_url: &str, name: &str) -> String {
 }
 
 /// An address of 127.0.0.1 that is free, and that nobody is given who asks the system for any port: it lies below those.
+/// No two calls of one process answer the same.
 pub fn lasting_address() -> String {
-    let first = 10_000 + u16::try_from(std::process::id() % 5_000).expect("it is small");
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    // Tests that run at the same time are processes with ids close to each other.
+    let first = 10_000 + u16::try_from(std::process::id() * 16 % 10_000).expect("it is small");
     let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let port = (first..20_000).find(is_free).expect("a port is free");
-    format!("127.0.0.1:{port}")
+    loop {
+        let port = 10_000 + (first - 10_000 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 10_000;
+        if is_free(&port) {
+            return format!("127.0.0.1:{port}");
+        }
+    }
 }
