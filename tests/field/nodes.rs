@@ -108,7 +108,8 @@ async fn a_session_is_served_by_each_node_in_turn(database: TestDatabase) {
     let balancer = Balancer::before([&one, &other]);
     // Lives through it all.
     let lasting = Client::connected(&one, &token).await;
-    let task = lasting.task("sleep", json!({ "ms": 10 })).await["taskId"].clone();
+    let call = json!({ "name": "sleep", "arguments": { "ms": 10 }, "task": { "ttl": 86_400_000 } });
+    let task = lasting.request("tools/call", call).await.result()["task"]["taskId"].clone();
     let count = rounds(12);
     for _ in 0..count / 2 {
         live(&balancer, &token).await;
