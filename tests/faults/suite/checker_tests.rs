@@ -138,8 +138,7 @@ fn a_stuck_task_is_found() {
 
 #[test]
 fn forbidden_steps_are_found() {
-    let begins = Book::new(Kind::Ask).ended();
-    let mut ended = begins.pages.clone();
+    let mut ended = Book::new(Kind::Ask).ended().pages;
     let What::Made { status, .. } = &mut ended.events[0].what else { panic!("it is made first") };
     *status = "completed".to_owned();
     let book = Book { pages: ended, ..charge() };
