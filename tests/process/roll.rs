@@ -181,7 +181,7 @@ async fn a_rolling_restart_under_load_loses_nothing_and_repeats_nothing(database
     probing.abort();
 
     let retried = balancer.retried.load(Ordering::Relaxed);
-    println!("{} tasks, {retried} requests were sent again", answers.len());
+    eprintln!("{} tasks, {retried} requests were sent again", answers.len());
     assert_eq!(*balancer.refused.lock().unwrap(), Vec::<String>::new(), "no call fails");
     for answer in &answers {
         assert!(matches!(answer.as_deref(), Some("charged" | "slept 2000 ms")), "{answer:?}");

@@ -72,7 +72,7 @@ async fn start_on(database: &EmptyDatabase, rows: i64) {
     let began = std::time::Instant::now();
     let arguments = ["--upstream", &upstream];
     let mut nodes = join_all((0..NODES).map(|_| Server::start_with(url, &arguments))).await;
-    println!("{NODES} nodes are up after {:?}", began.elapsed());
+    eprintln!("{NODES} nodes are up after {:?}", began.elapsed());
     assert!(check_migrations(&options(url)).await.unwrap().is_empty());
     assert_eq!(
         number(url, "SELECT COUNT(*) FROM _sqlx_migrations WHERE success").await,

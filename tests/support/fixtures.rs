@@ -71,9 +71,4 @@ impl Fixture {
         assert!(self.caller["tasks"][name].is_string(), "there is a task {name}");
         &self.caller["tasks"][name]
     }
-
-    /// What the stored round's caller has to give back.
-    pub fn state(&self) -> &Value {
-        &self.caller["state"]
-    }
 }
