@@ -22,7 +22,7 @@ fn every_command_refuses_an_unknown_key_and_touches_nothing() {
         assert_eq!(
             stderr,
             "taskhold: the configuration cannot be used\n  unknown key server.listn (taskhold.toml line 2); allowed in \
-             [server]: listen, public_url, allowed_hosts, allowed_origins, drain\n"
+             [server]: listen, public_url, allowed_hosts, allowed_origins, drain, drain_delay\n"
         );
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no database was made");

@@ -37,19 +37,13 @@ struct Shared {
 struct Behind {
     address: String,
     ready: AtomicBool,
-    /// Taken out by whoever deploys.
-    out: AtomicBool,
 }
 
 impl Balancer {
     pub async fn before(addresses: &[String]) -> Self {
         // Each request on a connection of its own: one that was kept could be closed by its node at the same moment.
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-        let nodes = addresses.iter().map(|address| Behind {
-            address: address.clone(),
-            ready: AtomicBool::new(true),
-            out: AtomicBool::new(false),
-        });
+        let nodes = addresses.iter().map(|address| Behind { address: address.clone(), ready: AtomicBool::new(true) });
         let shared = Arc::new(Shared {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
@@ -74,11 +68,6 @@ impl Balancer {
         Self { url, shared, stop }
     }
 
-    /// Sends a node no further requests, or sends it some again.
-    pub fn take_out(&self, number: usize, out: bool) {
-        self.shared.nodes[number].out.store(out, Ordering::SeqCst);
-    }
-
     /// How many connections were refused, so that another node was tried.
     pub fn retried(&self) -> usize {
         self.shared.retried.load(Ordering::SeqCst)
@@ -88,12 +77,6 @@ impl Balancer {
 impl Drop for Balancer {
     fn drop(&mut self) {
         self.stop.cancel();
-    }
-}
-
-impl Behind {
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::SeqCst) && !self.out.load(Ordering::SeqCst)
     }
 }
 
@@ -117,7 +100,7 @@ impl Shared {
         };
         let turn = self.next.fetch_add(1, Ordering::SeqCst);
         let in_turn = || (0..self.nodes.len()).map(|step| &self.nodes[(turn + step) % self.nodes.len()]);
-        let (ready, others): (Vec<_>, Vec<_>) = in_turn().partition(|node| node.is_ready());
+        let (ready, others): (Vec<_>, Vec<_>) = in_turn().partition(|node| node.ready.load(Ordering::SeqCst));
         for node in ready.into_iter().chain(others) {
             let path = head.uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str);
             let url = format!("http://{}{path}", node.address);

@@ -1,7 +1,5 @@
 //! Nodes that are killed, stopped and replaced.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 
 use crate::faults::suite::checker::Allowed;
@@ -11,8 +9,8 @@ use crate::support::database::{Backend, TestDatabase};
 
 /// Connections break, and what ran on a node that is gone is lost with it.
 const OF_KILLS: Allowed = Allowed { hiccups: true, lost_runs: true };
-/// What was sent to a node before it was taken out is answered by then, but for those who wait.
-const UNDER_WAY: Duration = Duration::from_secs(2);
+/// As long as the balancer may take to learn that a node is no longer ready.
+const LEAVING: &str = "[server]\ndrain_delay = \"2s\"\n";
 
 // req: KEEP-06, KEEP-07, LIFE-04, LIFE-06
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,17 +54,14 @@ async fn repeated_node_kills() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_restart() {
     let database = TestDatabase::new(Backend::Postgres).await;
-    play("rolling restart", FleetPlan::of_three(&database.url), Allowed::default(), async |stage| {
+    let plan = FleetPlan { config: LEAVING.to_owned(), ..FleetPlan::of_three(&database.url) };
+    play("rolling restart", plan, Allowed::default(), async |stage| {
         let mut restarts = 0;
         lasting(stage, async |stage| {
             for node in 0..stage.fleet.len() {
-                // As deployments do: first it gets no further requests, then it stops.
-                stage.fleet.balancer.take_out(node, true);
-                stage.pass(UNDER_WAY).await;
                 let status = stage.fleet.terminate(node).await;
                 assert!(status.success(), "node {node}: {status}");
                 stage.fleet.launch(node).await;
-                stage.fleet.balancer.take_out(node, false);
                 restarts += 1;
                 let attempts = "SELECT COALESCE(MAX(attempt), 0) FROM task_live";
                 assert!(database.number(attempts).await <= 1, "a hand-back is counted as an attempt");
