@@ -242,11 +242,13 @@ async fn a_second_signal_ends_the_delay_as_well(database: TestDatabase) {
     assert!(leaving.exited().await.success());
 }
 
-/// With `TASKHOLD_TEST_PREVIOUS_BINARY`, which `scripts/previous-binary` builds; without it there is nothing to compare with.
-// req: KEEP-01, KEEP-10
-// field case: F-OPS-07
+/// With `TASKHOLD_TEST_PREVIOUS_BINARY`, which `scripts/previous-binary` builds; without it there is nothing to compare with, and
+/// what stands for it is `store::migrations` and `process::upgrade`.
 async fn tasks_pass_between_the_release_before_and_this_one(database: TestDatabase) {
-    let Ok(previous) = std::env::var("TASKHOLD_TEST_PREVIOUS_BINARY") else { return };
+    let Ok(previous) = std::env::var("TASKHOLD_TEST_PREVIOUS_BINARY") else {
+        eprintln!("not run: TASKHOLD_TEST_PREVIOUS_BINARY is not set; scripts/previous-binary builds what it names");
+        return;
+    };
     let token = new_token(&database.url, "owner").await;
     let releases = [previous, binary()];
     let starts = releases.each_ref().map(|release| Server::start_of(release, &database.url));

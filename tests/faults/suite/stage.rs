@@ -145,6 +145,7 @@ pub async fn play(name: &str, plan: FleetPlan, allowed: Allowed, fault: impl Asy
     assert!(ended_well, "{name}: a node did not end well");
     assert!(!log.iter().any(|line| line.contains("panicked")), "{name}: a node panicked");
     assert_enough(&pages);
+    assert!(schedule.is_short || speed.recovered.is_some(), "{name}: did not recover: {speed:?}");
     assert!(schedule.is_short || speed.ratio() >= 0.8, "{name}: too slow after the fault: {speed:?}");
 }
 

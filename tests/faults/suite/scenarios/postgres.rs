@@ -72,6 +72,7 @@ async fn pool_exhaustion() {
             let wanted = (0..PLACES - idle.len()).map(|_| PgConnection::connect(&other));
             idle.extend(join_all(wanted).await.into_iter().flatten());
         }
+        assert!(idle.len() > PLACES / 2, "only {} of {PLACES} places could be taken", idle.len());
         stage.pass(stage.plan.third()).await;
         stage.note(format!("{} of {PLACES} places taken", idle.len()));
         drop(idle);
