@@ -2,12 +2,33 @@
 
 use std::sync::Arc;
 
+use super::Result;
 use super::dialect::Dialect;
 use super::link::Session;
 use super::sql::{Cells, Fault, args, statements};
 use super::sql_store::SqlStore;
 use super::tasks::clean;
-use super::{CatalogItem, Result};
+use crate::domain::clock::Timestamp;
+use crate::domain::json::RawJson;
+
+/// One item of an upstream, under the name that it is exposed by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogItem {
+    pub upstream: String,
+    /// `tool`, `prompt`, `resource`, `template`, or `capabilities` for the upstream itself.
+    pub kind: String,
+    /// The upstream's own name for it.
+    pub name: String,
+    /// Unique per kind; once given, it does not move.
+    pub exposed: String,
+    /// The upstream's definition as it arrived.
+    pub definition: RawJson,
+    /// The order in the upstream's list.
+    pub rank: i64,
+    /// Whether the upstream's last complete list had it.
+    pub listed: bool,
+    pub seen: Timestamp,
+}
 
 statements! {
     ALL = "

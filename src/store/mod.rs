@@ -71,6 +71,7 @@ use crate::domain::session::{Session, SessionStream};
 use crate::domain::task::Task;
 use crate::domain::work::{Claim, NewTask, UpstreamTask};
 
+pub use catalog::CatalogItem;
 pub use claims::{Claimed, Wish};
 pub use deliveries::{Delivered, Held, Hold, Last, Purpose, Renamed};
 pub use handles::{ScopedStore, Store, SystemStore};
@@ -86,6 +87,7 @@ pub use retention::Firsts;
 pub use rounds::{Given, Parked, Spend};
 pub use sessions::StreamPlace;
 pub use signals::{Signal, SignalKind};
+pub use subscriptions::{NewSubscription, SubscriptionRow};
 pub use tokens::TokenRecord;
 pub use wakeup::Hints;
 pub use watch::{Closed, Closing, News, Watch};
@@ -174,46 +176,6 @@ pub struct Beat {
 pub struct Overdue {
     pub task: Task,
     pub hard_end: Timestamp,
-}
-
-/// One item of an upstream, under the name that it is exposed by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CatalogItem {
-    pub upstream: String,
-    /// `tool`, `prompt`, `resource`, `template`, or `capabilities` for the upstream itself.
-    pub kind: String,
-    /// The upstream's own name for it.
-    pub name: String,
-    /// Unique per kind; once given, it does not move.
-    pub exposed: String,
-    /// The upstream's definition as it arrived.
-    pub definition: RawJson,
-    /// The order in the upstream's list.
-    pub rank: i64,
-    /// Whether the upstream's last complete list had it.
-    pub listed: bool,
-    pub seen: Timestamp,
-}
-
-/// A session's wish to be told of a resource.
-#[derive(Debug, Clone)]
-pub struct NewSubscription {
-    pub session: SessionId,
-    pub uri: String,
-    pub upstream: String,
-    /// Which node follows it at the upstream.
-    pub node: NodeId,
-    pub now: Timestamp,
-}
-
-/// A stored subscription.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SubscriptionRow {
-    pub session: SessionId,
-    pub uri: String,
-    pub context: ContextId,
-    pub upstream: String,
-    pub node: NodeId,
 }
 
 /// The contract of a database. Methods with a [`ContextId`] have it in the WHERE clause or join of their statement.

@@ -1,11 +1,33 @@
 //! What sessions subscribed to, and which node follows it.
 
+use super::Result;
 use super::dialect::Dialect;
 use super::sql::{Cells, Fault, args, statements};
 use super::sql_store::SqlStore;
 use super::tasks::clean;
-use super::{NewSubscription, Result, SubscriptionRow};
+use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, NodeId, SessionId};
+
+/// A session's wish to be told of a resource.
+#[derive(Debug, Clone)]
+pub struct NewSubscription {
+    pub session: SessionId,
+    pub uri: String,
+    pub upstream: String,
+    /// Which node follows it at the upstream.
+    pub node: NodeId,
+    pub now: Timestamp,
+}
+
+/// A stored subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubscriptionRow {
+    pub session: SessionId,
+    pub uri: String,
+    pub context: ContextId,
+    pub upstream: String,
+    pub node: NodeId,
+}
 
 statements! {
     /// Only for a session of this context; not above the limit. Made again, it belongs to the node that made it last.
