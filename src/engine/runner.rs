@@ -251,7 +251,11 @@ impl Engine {
                 continue;
             }
             if let Err(error) = self.claim_if_any(nobody_waits).await {
-                tracing::debug!(%error, "cannot claim waiting tasks; trying again");
+                match error {
+                    // The heartbeats say it.
+                    StoreError::Unavailable(_) => tracing::debug!(%error, "cannot claim waiting tasks; trying again"),
+                    error => tracing::warn!(%error, "cannot claim waiting tasks; trying again"),
+                }
                 tokio::time::sleep(LOOK).await;
                 continue;
             }

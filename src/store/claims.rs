@@ -227,7 +227,8 @@ fn read_lease<R: Cells>(row: &R) -> std::result::Result<Lease, Fault> {
         task: TaskId::from_uuid(row.uuid("task")?),
         node: NodeId::from_uuid(row.uuid("node")?),
         token: LeaseToken::from_uuid(row.uuid("token")?),
-        attempt: row.count("attempt")?,
+        // A lease is readable whatever stands in its row, so that a broken one can be ended.
+        attempt: u32::try_from(row.int("attempt")?).unwrap_or(u32::MAX),
         claimed: row.time("claimed")?,
     })
 }

@@ -143,11 +143,52 @@ fn servers(urls: &[SecretString]) -> Result<Targets<PgConnectOptions>, OpenError
         if !matches!(scheme(url), Some("postgres" | "postgresql")) {
             return Err(expected());
         }
+        if !parameters(url).all(is_known_parameter) {
+            return Err(OpenError::Url(format!(
+                "the URL has a parameter that is not known; allowed: {}, options[NAME]",
+                PARAMETERS.join(", ")
+            )));
+        }
         // sqlx's message may quote the URL.
         let options = PgConnectOptions::from_str(url).map_err(|_| expected())?;
         Ok(Server { name: name(&options), options })
     };
     urls.iter().map(server).collect::<Result<Vec<_>, _>>().map(Targets::new)
+}
+
+/// The parameters of a PostgreSQL URL that sqlx reads. Of others it writes name and value into the log, whatever secret that is.
+const PARAMETERS: [&str; 18] = [
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "options",
+    "password",
+    "port",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "ssl-root-cert",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "statement-cache-capacity",
+    "user",
+];
+
+/// The names of a URL's parameters, as they are written.
+fn parameters(url: &str) -> impl Iterator<Item = &str> {
+    let query = url.split_once('?').map_or("", |(_, query)| query.split('#').next().unwrap_or_default());
+    query.split('&').filter(|parameter| !parameter.is_empty()).map(|parameter| {
+        let (name, _value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        name
+    })
+}
+
+fn is_known_parameter(name: &str) -> bool {
+    PARAMETERS.contains(&name) || (name.starts_with("options[") && name.ends_with(']'))
 }
 
 /// For people: without the user and the password.
@@ -249,6 +290,10 @@ mod tests {
             ("hunter2", None),
             ("postgres://u:hunter2@h:port/d", None),
             ("postgres://u:hunter2@h/d", Some("a; DROP")),
+            ("postgres://u:p@h/d?sslpassword=hunter2", None),
+            ("postgres://u:p@h/d?passwrod=hunter2", None),
+            ("postgres://u:p@h/d?sslmode=require&hunter2", None),
+            ("postgres://u:p?b=hunter2@h/d", None),
             ("sqlite::memory:", None),
             ("sqlite://x?mode=hunter2", None),
             ("sqlite://x", Some("tasks")),

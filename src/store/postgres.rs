@@ -244,7 +244,9 @@ impl Dialect for PostgresDialect {
             SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::bigint[])
                 AS w (id, node, lease, message, now)
         ), taken AS (
-            UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now, attempt = l.attempt + 1,
+            UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now,
+                -- Whatever stands in a broken row: one that cannot be counted up would stop every claim.
+                attempt = LEAST(l.attempt, 2147483646) + 1,
                 context = CASE l.context WHEN '00000000-0000-0000-0000-000000000000'
                     THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = l.task), l.context) ELSE l.context END
             FROM wanted w

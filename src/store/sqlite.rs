@@ -146,7 +146,8 @@ impl Dialect for SqliteDialect {
         WHERE tool = $1 AND tool <> '' AND node IS NOT NULL AND open_inputs = 0"];
 
     const TAKE: Many = &[
-        "UPDATE task_live SET node = $2, token = $3, claimed = $5, attempt = attempt + 1,
+        "UPDATE task_live SET node = $2, token = $3, claimed = $5,
+            attempt = MIN(attempt, 2147483646) + 1,
             context = CASE context WHEN x'00000000000000000000000000000000'
                 THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = task_live.task), context) ELSE context END
         WHERE task = $1 AND node IS NULL

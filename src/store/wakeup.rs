@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +39,8 @@ const PROOF: Duration = Duration::from_secs(4);
 /// Nodes that were not heard for longer than this need no hints.
 const HEARD: Duration = Duration::from_secs(10);
 const OPENING: Duration = Duration::from_secs(5);
+/// After so many notifications others have their turn.
+const TURNS: usize = 64;
 /// The shortest and the longest pause between two tries to listen.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How long the last hints of a store that closes may take.
@@ -224,9 +226,14 @@ impl Wakeups {
         self.show_presence();
         let mut proven = false;
         let mut until = Instant::now() + PROOF;
+        let mut turns = 0_usize;
         loop {
+            // What a flood leaves to read is read at once, one after the other: others get their turns all the same.
+            turns += 1;
+            if turns.is_multiple_of(TURNS) {
+                yield_now().await;
+            }
             let heard = tokio::select! {
-                biased;
                 heard = ear.next() => heard,
                 () = sleep_until(until) => {
                     if !proven {
@@ -319,4 +326,50 @@ fn add(to: &mut HashSet<Hint>, hints: impl IntoIterator<Item = Hint>) {
 /// A poisoned lock is taken all the same: nothing under it is left half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::sqlite::SqliteConnectOptions;
+
+    use super::super::link::Shared;
+    use super::super::options::Pooler;
+    use super::super::sqlite::SqliteDialect;
+    use super::super::targets::Targets;
+    use super::*;
+
+    /// Another client of the database that never stops to talk.
+    struct Flood;
+
+    #[async_trait]
+    impl Ears for Flood {
+        async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
+            Ok(Box::new(Self))
+        }
+
+        fn turn(&self) {}
+    }
+
+    #[async_trait]
+    impl Ear for Flood {
+        async fn next(&mut self) -> Result<String, Fault> {
+            Ok("nonsense".repeat(900))
+        }
+    }
+
+    // req: KEEP-17
+    #[tokio::test]
+    async fn a_flood_of_others_words_leaves_the_node_its_turns() {
+        let targets = Arc::new(Targets::one("x.db", SqliteConnectOptions::new()));
+        let own = Own::<SqliteDialect>::new(&Shared { targets, doubt: Arc::default(), pooler: Pooler::None });
+        let wakeups = Wakeups::start(&own, Some(Box::new(Flood)));
+        let _hints = wakeups.listen().unwrap();
+        // On one thread: whoever keeps it would let nothing of this happen.
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(200) {
+            yield_now().await;
+        }
+        assert!(!wakeups.stands(), "what this node said was not heard");
+        wakeups.close().await;
+    }
 }

@@ -28,6 +28,7 @@ contract_everywhere! {
     rows_of_the_release_before_are_claimed,
     waiting_tasks_are_counted_so_far,
     broken_rows_hide_no_orphans,
+    a_row_that_cannot_be_counted_up_stops_no_claim,
 }
 
 fn tokens(count: usize) -> Vec<LeaseToken> {
@@ -287,6 +288,21 @@ async fn broken_rows_hide_no_orphans(db: TestDatabase) {
     }
     let orphans = db.store.system().orphans(None, 2).await.unwrap();
     assert_eq!(claimed(&orphans), set(&[&[tasks[4].id, tasks[5].id]]));
+}
+
+// field case: F-Q-05
+async fn a_row_that_cannot_be_counted_up_stops_no_claim(db: TestDatabase) {
+    let (_, scoped) = caller(&db.store, "a").await;
+    let (node, system) = (NodeId::new(), db.store.system());
+    for attempt in [i64::MAX, i64::from(u32::MAX), 0] {
+        let task = new_task(at(0));
+        scoped.create(task.clone()).await.unwrap();
+        db.sql(&format!("UPDATE task_live SET attempt = {attempt} WHERE task = {}", db.id(task.id.as_uuid()))).await;
+    }
+    assert_eq!(system.claim(node, tokens(4), "running", at(5)).await.unwrap().len(), 3);
+    db.sql(&format!("UPDATE task_live SET attempt = {} WHERE attempt > 1", i64::MAX)).await;
+    assert_eq!(system.held(node).await.unwrap().len(), 3, "and none of them hides the others");
+    assert_eq!(system.orphans(None, 10).await.unwrap().len(), 3);
 }
 
 /// On SQLite there are no locked rows.
