@@ -355,6 +355,12 @@ impl Engine {
         self.runner.free_slots()
     }
 
+    /// How many claims this node has asked the database for.
+    #[must_use]
+    pub fn claims(&self) -> u64 {
+        self.runner.claims()
+    }
+
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()

@@ -1,7 +1,7 @@
 //! The runner: claims waiting tasks for its free slots and runs each attempt to its end.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub(super) struct Runner {
     /// Whether limits held rows back when they were last looked for: the end of any task may be what they wait for. New tasks
     /// may pass them.
     held_back: AtomicBool,
+    /// Claims that were sent.
+    claims: AtomicU64,
     /// When the gathered look last found that there was none.
     none_waited: Mutex<Option<Instant>>,
     /// Told when something begins to run.
@@ -131,6 +133,7 @@ impl Runner {
             waiting: AtomicBool::new(true), // until the first look says otherwise
             hinted: AtomicBool::new(false),
             held_back: AtomicBool::new(false),
+            claims: AtomicU64::new(0),
             none_waited: Mutex::default(),
             started: Notify::new(),
         }
@@ -204,6 +207,10 @@ impl Runner {
 
     pub(super) fn free_slots(&self) -> i64 {
         self.slots.free()
+    }
+
+    pub(super) fn claims(&self) -> u64 {
+        self.claims.load(Ordering::Relaxed)
     }
 
     /// Stops everything that runs; what goes on at an upstream is left to whoever takes it over.
@@ -288,7 +295,7 @@ impl Engine {
         let limits = self.slot_limits();
         let mut claimed = 0;
         loop {
-            let slots: Vec<_> = std::iter::from_fn(|| self.runner.slots.take()).take(ROUND).collect();
+            let slots: Vec<_> = std::iter::from_fn(|| self.runner.slots.take_for_claim()).take(ROUND).collect();
             if slots.is_empty() {
                 return Ok(claimed);
             }
@@ -297,6 +304,7 @@ impl Engine {
             let tokens: Vec<_> = slots.iter().map(|_| LeaseToken::new()).collect();
             let (node, _claiming) = (self.membership.node(), self.runner.claiming(tokens.clone()));
             let wish = Wish { node, tokens: tokens.clone(), message: RUNNING.to_owned(), now: self.clock.now() };
+            self.runner.claims.fetch_add(1, Ordering::Relaxed);
             let taken = self.store.system().claim_within(&limits, wish).await.inspect_err(|_| {
                 // Not what was known before: a task may have begun to wait meanwhile.
                 self.runner.waiting.store(true, Ordering::SeqCst);
@@ -304,8 +312,14 @@ impl Engine {
             })?;
             self.runner.held_back.store(taken.is_held_back, Ordering::SeqCst);
             let (wanted, got) = (slots.len(), taken.claims.len());
-            for (claim, slot) in taken.claims.into_iter().zip(slots) {
-                self.run_in_background(claim, slot);
+            let mut slots = slots.into_iter();
+            for (claim, slot) in taken.claims.into_iter().zip(slots.by_ref()) {
+                self.run_in_background(claim, slot.used());
+            }
+            drop(slots);
+            // Whoever began to wait meanwhile may have found no slot to wake.
+            if got < wanted && self.runner.waiting.load(Ordering::SeqCst) {
+                self.runner.slots.freed.notify_one();
             }
             claimed += got;
             if got == wanted || taken.is_short {

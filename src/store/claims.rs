@@ -205,7 +205,7 @@ async fn take<D: Dialect>(
     let &Wish { node, ref tokens, ref message, now } = wish;
     let place = tokens.first().map_or(Uuid::nil(), |token| token.as_uuid());
     let mut transaction = session.begin().await?;
-    let round = Round::begin(&mut transaction, limits, place, now).await?;
+    let round = Round::begin(&mut transaction, limits, (place, now), Some(D::COUNT_ALONE)).await?;
     let picked = round.look(&mut transaction, D::PICK_WAITING, limits, tokens.len()).await?;
     let (is_held_back, is_short) = (round.is_held_back(limits, picked.in_turn.len()), picked.is_short);
     let mut picked = picked.in_turn;

@@ -63,6 +63,8 @@ dialect! {
         /// Whether there may be something to recover (`lost`): a node other than `$1` not heard of for `$2` microseconds by
         /// the database's clock, or what dead and unknown nodes have.
         LOST,
+        /// Keeps the claims of others from counting slots until this transaction ends. SQLite's one writer is alone anyway.
+        COUNT_ALONE,
     }
     many {
         /// Inserts tasks, their requests and their live rows; answers the ids.

@@ -47,7 +47,7 @@ macro_rules! waiting_in {
 }
 
 /// Locking order, so that no two statements wait for each other: live rows first, by task id; a row of `tasks` only
-/// under the lock of its live row.
+/// under the lock of its live row. The row by which claims count alone comes before all of them.
 impl Dialect for PostgresDialect {
     type Database = Postgres;
 
@@ -215,6 +215,8 @@ impl Dialect for PostgresDialect {
         FROM locked k
         WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         RETURNING t.id"];
+
+    const COUNT_ALONE: &'static str = "SELECT id FROM schema_info WHERE id = 1 FOR UPDATE";
 
     const WAITING_IN: Many = &[waiting_in!("")];
     const PICK_WAITING: Many = &[waiting_in!("FOR UPDATE SKIP LOCKED")];

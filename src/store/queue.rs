@@ -84,7 +84,7 @@ impl<D: Dialect> SqlStore<D> {
             let limits = limits.clone();
             async move {
                 let mut session = link.reader().await?;
-                let round = Round::begin(&mut session, &limits, TaskId::new().as_uuid(), now).await?;
+                let round = Round::begin(&mut session, &limits, (TaskId::new().as_uuid(), now), None).await?;
                 let next = round.look(&mut session, D::WAITING_IN, &limits, limit as usize).await?.in_turn;
                 let held_back = round.held_back(&mut session, &limits, limit as usize).await?;
                 Ok(Queue { next, held_back })
@@ -103,8 +103,8 @@ fn whole(count: u64) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
 }
 
-/// The lanes and who holds how many slots, at one moment. What changes until the claim is committed is not seen: where several
-/// nodes claim at once a limit may be overrun by what one claim of each takes.
+/// The lanes and who holds how many slots, at one moment. Where a limit may hold any of them back, a claim counts alone until
+/// it is committed: no other can take what this one has counted on.
 pub struct Round {
     lanes: Vec<Lane>,
     held: Held,
@@ -122,12 +122,13 @@ pub struct Found {
 }
 
 impl Round {
-    /// `place` is any random number: where to begin if there are more lanes than can be looked at.
+    /// `place` is any random number: where to begin if there are more lanes than can be looked at. `alone` is the statement by
+    /// which a claim keeps others from counting.
     pub async fn begin<D: Dialect>(
         session: &mut impl Reads<D>,
         limits: &SlotLimits,
-        place: Uuid,
-        now: Timestamp,
+        (place, now): (Uuid, Timestamp),
+        alone: Option<&'static str>,
     ) -> std::result::Result<Self, Fault> {
         let mut lanes = read_lanes(session, Uuid::nil()).await?;
         let is_partial = lanes.len() >= MOST_LANES as usize;
@@ -141,6 +142,10 @@ impl Round {
         }
         // The first of a lane is its oldest: where it may not run yet, as after a failed attempt, none may.
         lanes.retain(|lane| lane.since <= now);
+        let alone = alone.filter(|_| lanes.iter().any(|lane| limits.apply_to(&lane.counted)));
+        if let Some(sql) = alone {
+            session.rows(sql, Vec::new()).await?;
+        }
         let held = if limits.are_plain(&lanes) { Held::default() } else { read_held(session, &lanes, limits).await? };
         Ok(Self { lanes, held, now, is_partial })
     }

@@ -127,6 +127,8 @@ impl Dialect for SqliteDialect {
     const NOTE_WAITING: Many =
         &["SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL", change_message!("$1", "$2", "$3")];
 
+    const COUNT_ALONE: &'static str = "SELECT id FROM schema_info WHERE id = 1";
+
     const WAITING_IN: Many = &["
         SELECT context, tool, task, not_before FROM task_live
         WHERE node IS NULL AND context = $1 AND tool = $2 AND not_before <= $3

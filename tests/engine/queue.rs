@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use taskhold::domain::task::Status;
-use taskhold::engine::{Created, Refusal, TenantRules};
+use taskhold::engine::{Caller, Created, Refusal, TenantRules};
 
 use super::harness::{World, call};
 use crate::support::contract;
@@ -20,6 +20,8 @@ contract! {
     a_burst_of_one_caller_does_not_starve_another,
     what_is_limited_waits_and_holds_nobody_up,
     the_end_of_a_limited_task_lets_the_next_one_run_at_once,
+    what_is_held_back_is_not_looked_for_without_end,
+    what_is_not_due_is_not_looked_for_without_end,
     beyond_the_queue_a_creation_is_refused,
 }
 
@@ -121,6 +123,51 @@ async fn the_end_of_a_limited_task_lets_the_next_one_run_at_once(database: TestD
     }
     // Without a look for each second.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+async fn what_is_held_back_is_not_looked_for_without_end(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (node, caller) = (world.node().await, world.caller("a").await);
+    node.engine.start();
+    for _ in 0..2 {
+        node.create(&caller, "one at a time").await;
+    }
+    let _running = node.script.next().await;
+    looks_seldom(&node, &caller).await;
+    let free = node.create(&caller, "once").await;
+    node.until_message(&caller, free.id, "running").await;
+}
+
+/// As after failed attempts of many callers.
+async fn what_is_not_due_is_not_looked_for_without_end(database: TestDatabase) {
+    let mut world = World::new(database).await;
+    world.rules.slots = 1;
+    let node = world.node().await;
+    let mut caller = world.caller("first").await;
+    node.create(&caller, "once").await;
+    let running = node.script.next().await;
+    for n in 0..120 {
+        caller = world.caller(&format!("caller {n}")).await;
+        node.create(&caller, "once").await;
+    }
+    let late = "UPDATE task_live SET not_before = not_before + 60000000 WHERE node IS NULL";
+    world.database.sql(late).await;
+    node.engine.start();
+    running.answer("done");
+    looks_seldom(&node, &caller).await;
+    let due = node.create(&world.caller("other").await, "once").await;
+    tokio::time::timeout(Duration::from_secs(10), node.script.next()).await.expect("it is seen behind them");
+    drop(due);
+}
+
+/// While nothing happens here, a node claims once for each of its looks.
+async fn looks_seldom(node: &super::harness::Node, caller: &Caller) {
+    let (before, began) = (node.engine.claims(), Instant::now());
+    while began.elapsed() < Duration::from_millis(600) {
+        assert!(node.engine.list(caller, None).await.is_ok());
+    }
+    let (claims, seconds) = (node.engine.claims() - before, began.elapsed().as_secs());
+    assert!(claims <= seconds + 4, "{claims} claims in {seconds} s");
 }
 
 // req: AUTH-15

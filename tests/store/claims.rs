@@ -23,6 +23,7 @@ contract_everywhere! {
     changes_are_noticed,
     slots_are_shared_fairly_between_contexts,
     what_a_limit_holds_back_stops_nobody_else,
+    no_limit_is_overrun_by_claims_at_once,
     a_lane_whose_first_may_not_run_yet_waits,
     of_many_lanes_each_has_its_turn,
     rows_of_the_release_before_are_claimed,
@@ -217,6 +218,24 @@ async fn what_a_limit_holds_back_stops_nobody_else(db: TestDatabase) {
     // Without limits they are all due.
     let taken = system.claim_within(&SlotLimits::default(), wish(64, 1000)).await.unwrap();
     assert_eq!((taken.claims.len(), taken.is_held_back), (63 - 7, false));
+}
+
+// req: AUTH-15
+async fn no_limit_is_overrun_by_claims_at_once(db: TestDatabase) {
+    let acme = Counted { tenant: "acme".to_owned(), tool: String::new() };
+    backlog(&db, "a", 0, 4, &acme).await;
+    backlog(&db, "b", 0, 4, &acme).await;
+    let limits = SlotLimits { tenants: BTreeMap::from([("acme".to_owned(), 1)]), ..SlotLimits::default() };
+    let stores = [db.another().await, db.another().await];
+    for round in 0..60 {
+        let claims = stores
+            .iter()
+            .chain([&db.store])
+            .map(async |store| store.system().claim_within(&limits, wish(1, 1000)).await.unwrap().claims.len());
+        let taken: usize = futures_util::future::join_all(claims).await.into_iter().sum();
+        assert_eq!(taken, 1, "round {round}");
+        db.sql("UPDATE task_live SET node = NULL, token = NULL, claimed = NULL WHERE node IS NOT NULL").await;
+    }
 }
 
 async fn a_lane_whose_first_may_not_run_yet_waits(db: TestDatabase) {

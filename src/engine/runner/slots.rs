@@ -20,13 +20,29 @@ pub(in crate::engine) struct Slots {
 }
 
 /// The right to run one task; given back on drop.
-pub(in crate::engine) struct Slot(Arc<Slots>);
+pub(in crate::engine) struct Slot {
+    slots: Arc<Slots>,
+    /// Whether it was taken for a claim that has found nothing for it yet. To claim again because such a one came back would be
+    /// to claim without end.
+    is_spare: bool,
+}
+
+impl Slot {
+    /// It was taken for a claim, which has a task for it.
+    pub(super) fn used(self) -> Self {
+        let mut slot = self;
+        slot.is_spare = false;
+        slot
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.free.fetch_add(1, Ordering::SeqCst);
-        self.0.freed.notify_one();
-        self.0.changed.notify_waiters();
+        self.slots.free.fetch_add(1, Ordering::SeqCst);
+        if !self.is_spare {
+            self.slots.freed.notify_one();
+        }
+        self.slots.changed.notify_waiters();
     }
 }
 
@@ -48,7 +64,19 @@ impl Slots {
         if self.closed.load(Ordering::SeqCst) {
             return None;
         }
-        take_one(&self.free).then(|| Slot(Arc::clone(self)))
+        take_one(&self.free).then(|| self.slot())
+    }
+
+    /// One that tells nobody when it comes back unused.
+    pub(super) fn take_for_claim(self: &Arc<Self>) -> Option<Slot> {
+        self.take().map(|mut slot| {
+            slot.is_spare = true;
+            slot
+        })
+    }
+
+    fn slot(self: &Arc<Self>) -> Slot {
+        Slot { slots: Arc::clone(self), is_spare: false }
     }
 
     /// From now on none is taken; those that are out come back in their time.
@@ -75,7 +103,7 @@ impl Slots {
     /// A slot for work that goes on, whether or not one is free.
     fn take_anyway(self: &Arc<Self>) -> Slot {
         self.free.fetch_sub(1, Ordering::SeqCst);
-        Slot(Arc::clone(self))
+        self.slot()
     }
 }
 
@@ -100,7 +128,7 @@ pub(super) struct Waits(Arc<Seat>);
 
 impl Seat {
     pub(super) fn new(slot: Slot) -> Arc<Self> {
-        let slots = Arc::clone(&slot.0);
+        let slots = Arc::clone(&slot.slots);
         Arc::new(Self {
             slots,
             state: Mutex::new(Seated { questions: 0, slot: Some(slot), placed: false, left: false }),
@@ -152,6 +180,8 @@ fn take_one(count: &AtomicI64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
@@ -200,6 +230,16 @@ mod tests {
         let _late = working.waits();
         assert!(slots.all_free(), "nothing is taken for what is over");
         assert_eq!(slots.places.load(Ordering::SeqCst), asking);
+    }
+
+    #[test]
+    fn what_a_claim_did_not_use_wakes_nobody() {
+        let slots = Slots::new(2, 0);
+        let [spare, used] = [(); 2].map(|()| slots.take_for_claim().unwrap());
+        drop(spare);
+        assert!(slots.freed.notified().now_or_never().is_none());
+        drop(used.used());
+        assert!(slots.freed.notified().now_or_never().is_some() && slots.all_free());
     }
 
     #[test]
