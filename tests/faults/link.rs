@@ -12,7 +12,7 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::task::Status;
-use taskhold::engine::Caller;
+use taskhold::engine::{Caller, Refusal};
 use taskhold::lifecycle::spawn;
 use taskhold::store::{self, End, Ended, Finish, Note, Release, Store, StoreError, SystemStore};
 use tokio::time::{Instant, timeout};
@@ -332,6 +332,46 @@ async fn a_database_that_is_away_is_not_hammered_and_comes_back() {
     };
     timeout(NOTICED, back).await.expect("no restart is needed");
     assert_eq!(broken.listed().await.len(), 2, "a creation that was refused did not happen");
+}
+
+/// Each would wait in vain for a count of what waits, one after the other.
+// req: KEEP-11, KEEP-18
+#[tokio::test]
+async fn creations_while_the_database_is_away_are_refused_together() {
+    let mut world = World::new(TestDatabase::new(Backend::Postgres).await).await;
+    world.rules.slots = 1;
+    let (proxy, url) = PgProxy::before_url(&world.database.url).await;
+    world.database.store = open(&url).await;
+    let (node, first) = (world.node().await, world.caller("first").await);
+    node.create(&first, "once").await;
+    for silent in [false, true] {
+        // Of these it is not known here how many wait.
+        let (one, other) =
+            (world.caller(&format!("one {silent}")).await, world.caller(&format!("other {silent}")).await);
+        proxy.refuse(true);
+        if silent {
+            proxy.blackhole_links()
+        } else {
+            proxy.reset_links()
+        }
+        let began = Instant::now();
+        let creations = [&one, &other].into_iter().cycle().take(40).map(|caller| {
+            let creation = node.engine.create_task(caller, call("once"), None);
+            async move { (creation.await, began.elapsed()) }
+        });
+        for (answer, after) in timeout(4 * NOTICED, join_all(creations)).await.unwrap() {
+            assert!(matches!(answer, Err(Refusal::Store(StoreError::Unavailable(_)))), "{answer:?}");
+            assert!(after < NOTICED, "refused after {after:?}, silent: {silent}");
+        }
+        proxy.refuse(false);
+        timeout(NOTICED, async {
+            while node.engine.create_task(&one, call("once"), None).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("no restart is needed");
+    }
 }
 
 // req: LIFE-04, LIFE-06, KEEP-11
