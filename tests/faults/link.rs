@@ -27,6 +27,7 @@ use crate::support::waiting::Waiting;
 
 const CREATION: &str = "INSERT INTO tasks";
 const CLAIM: &str = "FOR UPDATE SKIP LOCKED";
+const COMMIT: &str = "COMMIT";
 const COMPLETION: &str = "INSERT INTO task_outcomes";
 const NOTE: &str = "IS DISTINCT FROM";
 const RELEASE: &str = "SET node = NULL";
@@ -186,6 +187,40 @@ async fn a_claim_whose_answer_is_lost_is_run_all_the_same() {
         call.answer("done");
         assert_eq!(claimer.engine.result(&caller, waiting).await.unwrap().1, result("done"));
     }
+}
+
+/// The commit may still land: what it took is the tokens', and nothing else may be.
+// req: KEEP-07
+#[tokio::test]
+async fn a_claim_whose_commit_is_in_doubt_takes_nothing_else() {
+    let broken = Broken::new().await;
+    for _ in 0..2 {
+        broken.store.create(broken.context, new_task(TaskId::new(), at(0), None)).await.unwrap();
+    }
+    let tokens = vec![LeaseToken::new()];
+    let cut = broken.proxy.cut(COMMIT, Moment::Before);
+    let claimed = broken.store.claim(broken.node, tokens, "running", at(1)).await;
+    cut.await.unwrap();
+    assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
+    assert!(broken.truth.held(broken.node).await.unwrap().is_empty(), "nothing is taken under these tokens again");
+    let others = (0..2).map(|_| LeaseToken::new()).collect();
+    assert_eq!(broken.store.claim(broken.node, others, "running", at(1)).await.unwrap().len(), 2);
+}
+
+// req: KEEP-07
+#[tokio::test]
+async fn a_claim_whose_commit_is_in_doubt_is_made_anew() {
+    let Claiming { proxy, claimer, caller, waiting, world: _world } = Claiming::of("once").await;
+    let cut = proxy.cut(COMMIT, Moment::Before);
+    let claimed = claimer.engine.claim_once().await;
+    cut.await.unwrap();
+    assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
+    assert_eq!(claimer.engine.claim_once().await.unwrap(), 1);
+    let work = claimer.script.next().await;
+    assert_eq!(work.call.attempt, 1);
+    work.answer("done");
+    assert_eq!(claimer.engine.result(&caller, waiting).await.unwrap().1, result("done"));
+    assert!(claimer.script.is_idle().await);
 }
 
 // req: KEEP-06, KEEP-07
