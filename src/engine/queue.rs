@@ -5,7 +5,7 @@
 //! by what the other nodes make meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -43,12 +43,13 @@ const REMEMBERED: usize = 1024;
 /// When a caller that was refused may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// How long a creation waits for a count. While the database is away its own commit says so, and says it sooner.
+const COUNTED_WITHIN: Duration = Duration::from_secs(1);
+
 /// How many tasks wait, as far as this node knows.
 #[derive(Default)]
 pub(super) struct Backlog {
-    counts: Mutex<HashMap<Whose, Count>>,
-    /// Held while one counts for all.
-    counting: tokio::sync::Mutex<()>,
+    known: Mutex<HashMap<Whose, Known>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -57,35 +58,80 @@ enum Whose {
     Tenant(String),
 }
 
+#[derive(Default)]
+struct Known {
+    count: Option<Count>,
+    /// Held while one counts for all who want the same count.
+    counting: Arc<tokio::sync::Mutex<()>>,
+}
+
 struct Count {
     waiting: u64,
     at: Instant,
+    /// Whether it could not be counted again since.
+    is_old: bool,
+}
+
+/// Whether one more may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Left,
+    Full,
+    /// It was full once, and nobody knows what it is now.
+    Unknown,
+}
+
+impl Known {
+    fn is_needed(&self) -> bool {
+        Arc::strong_count(&self.counting) > 1 || self.count.as_ref().is_some_and(|count| count.at.elapsed() <= BELIEVED)
+    }
 }
 
 impl Backlog {
     /// Whether one more may wait, which counts from then on; `None` if that has to be counted first.
-    fn add(&self, whose: &Whose, most: u64) -> Option<bool> {
-        let mut counts = self.counts();
-        let count = counts.get_mut(whose)?;
+    fn add(&self, whose: &Whose, most: u64) -> Option<Room> {
+        let mut known = self.known();
+        let count = known.get_mut(whose)?.count.as_mut()?;
         let is_full = count.waiting >= most;
-        let believed = if is_full { FULL_BELIEVED * most.try_into().unwrap_or(u32::MAX) } else { BELIEVED };
-        if count.at.elapsed() > believed.min(BELIEVED) {
+        let full_believed = FULL_BELIEVED * most.try_into().unwrap_or(u32::MAX);
+        let believed = if is_full && !count.is_old { full_believed.min(BELIEVED) } else { BELIEVED };
+        if count.at.elapsed() > believed {
             return None;
         }
-        count.waiting += u64::from(!is_full);
-        Some(!is_full)
+        Some(match (is_full, count.is_old) {
+            (false, _) => {
+                count.waiting += 1;
+                Room::Left
+            }
+            (true, false) => Room::Full,
+            (true, true) => Room::Unknown,
+        })
     }
 
-    fn counted(&self, whose: Whose, waiting: u64) {
-        let mut counts = self.counts();
-        if counts.len() >= REMEMBERED {
-            counts.retain(|_, count| count.at.elapsed() <= BELIEVED);
+    /// To be held by who counts.
+    fn counting(&self, whose: &Whose) -> Arc<tokio::sync::Mutex<()>> {
+        let mut known = self.known();
+        if known.len() >= REMEMBERED {
+            known.retain(|_, known| known.is_needed());
         }
-        counts.insert(whose, Count { waiting, at: Instant::now() });
+        Arc::clone(&known.entry(whose.clone()).or_default().counting)
     }
 
-    fn counts(&self) -> MutexGuard<'_, HashMap<Whose, Count>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counted(&self, whose: &Whose, waiting: u64) {
+        let count = Count { waiting, at: Instant::now(), is_old: false };
+        self.known().entry(whose.clone()).or_default().count = Some(count);
+    }
+
+    /// There is no new count: the old one is believed once more, with what was made here since.
+    fn not_counted(&self, whose: &Whose) {
+        let mut known = self.known();
+        let known = known.entry(whose.clone()).or_default();
+        let waiting = known.count.as_ref().map_or(0, |count| count.waiting);
+        known.count = Some(Count { waiting, at: Instant::now(), is_old: true });
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Whose, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,17 +163,36 @@ impl Engine {
     }
 
     async fn one_more(&self, limit: &'static str, whose: Whose, most: u64) -> Result<(), Refusal> {
-        let mut may = self.backlog.add(&whose, most);
-        if may.is_none() {
-            let _counting = self.backlog.counting.lock().await;
-            may = self.backlog.add(&whose, most);
-            if may.is_none() {
-                let waiting = self.count_waiting(&whose, most).await?;
-                self.backlog.counted(whose.clone(), waiting);
-                may = Some(waiting < most && self.backlog.add(&whose, most).unwrap_or(true));
-            }
+        let room = match self.backlog.add(&whose, most) {
+            Some(room) => room,
+            None => self.count_for_all(&whose, most).await?,
+        };
+        match room {
+            Room::Left => Ok(()),
+            Room::Full => Err(Refusal::LimitReached { limit, most, retry_after: RETRY_AFTER }),
+            Room::Unknown => Err(StoreError::Unavailable("the tasks that wait cannot be counted".into()).into()),
         }
-        if may == Some(true) { Ok(()) } else { Err(Refusal::LimitReached { limit, most, retry_after: RETRY_AFTER }) }
+    }
+
+    /// One counts, and all others that want this count wait for its end, whatever that is: while the database is away each
+    /// would else wait in vain after the other.
+    async fn count_for_all(&self, whose: &Whose, most: u64) -> Result<Room, StoreError> {
+        let counting = self.backlog.counting(whose);
+        let _counting = counting.lock().await;
+        if let Some(room) = self.backlog.add(whose, most) {
+            return Ok(room);
+        }
+        match tokio::time::timeout(COUNTED_WITHIN, self.count_waiting(whose, most)).await {
+            Ok(Ok(waiting)) => {
+                self.backlog.counted(whose, waiting);
+                if waiting >= most {
+                    return Ok(Room::Full);
+                }
+            }
+            Ok(Err(StoreError::Unavailable(_))) | Err(_) => self.backlog.not_counted(whose),
+            Ok(Err(error)) => return Err(error),
+        }
+        Ok(self.backlog.add(whose, most).unwrap_or(Room::Left))
     }
 
     async fn count_waiting(&self, whose: &Whose, most: u64) -> Result<u64, StoreError> {

@@ -76,23 +76,25 @@ impl<D: Dialect> SqlStore<D> {
         }
         let now = wish.now;
         let wish = Arc::new((Wish { message: clean(&wish.message), ..wish }, limits.clone()));
-        let doubtful = AtomicBool::new(false);
+        let is_doubtful = Arc::new(AtomicBool::new(false));
         let taken = self
             .again("store.claim", move |link| {
-                let wish = Arc::clone(&wish);
-                let doubtful = doubtful.swap(true, Ordering::Relaxed);
+                let (wish, is_doubtful) = (Arc::clone(&wish), Arc::clone(&is_doubtful));
                 async move {
                     let (wish, limits) = &*wish;
                     let mut session = link.writer().await?;
-                    let rows = if doubtful { taken_by(&mut session, wish).await? } else { Vec::new() };
-                    if rows.is_empty() {
-                        return take(&mut session, wish, limits).await;
+                    if !is_doubtful.load(Ordering::Relaxed) {
+                        return take(&mut session, wish, limits, &is_doubtful).await.map(Some);
                     }
+                    let rows = taken_by(&mut session, wish).await?;
                     // How much is left was lost with the answer.
-                    Ok(Taken { rows, is_held_back: limits.hold_anything_back(), is_short: true })
+                    let taken = Taken { rows, is_held_back: limits.hold_anything_back(), is_short: true };
+                    Ok(Some(taken).filter(|taken| !taken.rows.is_empty()))
                 }
             })
             .await?;
+        // What is not there may still come. Whatever else were taken with these tokens could not be told from it.
+        let taken = taken.ok_or_else(|| Fault::link("whether the claim was committed is not known yet"))?;
         let mut claims = self.readable(&taken.rows, now).await;
         claims.sort_by_key(|claim| (claim.work.created, claim.lease.task));
         Ok(Claimed { claims, is_held_back: taken.is_held_back, is_short: taken.is_short })
@@ -195,12 +197,13 @@ struct Taken<D: Dialect> {
 }
 
 /// One transaction: the small table of live rows says which, then each is taken with a token of its own. Should the
-/// link break at its very end, what it took may stay with tokens of which the node knows only that they were sent: it
-/// looks for those among the leases that it holds, and gives them back.
+/// link break at its very end, what it took may stay with tokens of which the node knows only that they were sent, and
+/// `is_doubtful` says so: it looks for those among the leases that it holds, and gives them back.
 async fn take<D: Dialect>(
     session: &mut Session<D>,
     wish: &Wish,
     limits: &SlotLimits,
+    is_doubtful: &AtomicBool,
 ) -> std::result::Result<Taken<D>, Fault> {
     let &Wish { node, ref tokens, ref message, now } = wish;
     let place = tokens.first().map_or(Uuid::nil(), |token| token.as_uuid());
@@ -218,7 +221,9 @@ async fn take<D: Dialect>(
     let wanted = pairs.iter().map(|&(task, token)| args![task, node, token, message.as_str(), now]).collect();
     transaction.many(D::TAKE, wanted).await?;
     let rows = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
-    transaction.commit().await?;
+    let committed = transaction.commit().await;
+    is_doubtful.store(matches!(committed, Err(Fault::Link(_))), Ordering::Relaxed);
+    committed?;
     Ok(Taken { rows, is_held_back, is_short })
 }
 

@@ -12,7 +12,7 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::lease::Lease;
 use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::task::Status;
-use taskhold::engine::Caller;
+use taskhold::engine::{Caller, Refusal};
 use taskhold::lifecycle::spawn;
 use taskhold::store::{self, End, Ended, Finish, Note, Release, Store, StoreError, SystemStore};
 use tokio::time::{Instant, timeout};
@@ -27,6 +27,7 @@ use crate::support::waiting::Waiting;
 
 const CREATION: &str = "INSERT INTO tasks";
 const CLAIM: &str = "FOR UPDATE SKIP LOCKED";
+const COMMIT: &str = "COMMIT";
 const COMPLETION: &str = "INSERT INTO task_outcomes";
 const NOTE: &str = "IS DISTINCT FROM";
 const RELEASE: &str = "SET node = NULL";
@@ -188,6 +189,40 @@ async fn a_claim_whose_answer_is_lost_is_run_all_the_same() {
     }
 }
 
+/// The commit may still land: what it took is the tokens', and nothing else may be.
+// req: KEEP-07
+#[tokio::test]
+async fn a_claim_whose_commit_is_in_doubt_takes_nothing_else() {
+    let broken = Broken::new().await;
+    for _ in 0..2 {
+        broken.store.create(broken.context, new_task(TaskId::new(), at(0), None)).await.unwrap();
+    }
+    let tokens = vec![LeaseToken::new()];
+    let cut = broken.proxy.cut(COMMIT, Moment::Before);
+    let claimed = broken.store.claim(broken.node, tokens, "running", at(1)).await;
+    cut.await.unwrap();
+    assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
+    assert!(broken.truth.held(broken.node).await.unwrap().is_empty(), "nothing is taken under these tokens again");
+    let others = (0..2).map(|_| LeaseToken::new()).collect();
+    assert_eq!(broken.store.claim(broken.node, others, "running", at(1)).await.unwrap().len(), 2);
+}
+
+// req: KEEP-07
+#[tokio::test]
+async fn a_claim_whose_commit_is_in_doubt_is_made_anew() {
+    let Claiming { proxy, claimer, caller, waiting, world: _world } = Claiming::of("once").await;
+    let cut = proxy.cut(COMMIT, Moment::Before);
+    let claimed = claimer.engine.claim_once().await;
+    cut.await.unwrap();
+    assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
+    assert_eq!(claimer.engine.claim_once().await.unwrap(), 1);
+    let work = claimer.script.next().await;
+    assert_eq!(work.call.attempt, 1);
+    work.answer("done");
+    assert_eq!(claimer.engine.result(&caller, waiting).await.unwrap().1, result("done"));
+    assert!(claimer.script.is_idle().await);
+}
+
 // req: KEEP-06, KEEP-07
 #[tokio::test]
 async fn a_claim_of_which_its_node_never_hears_is_recovered() {
@@ -332,6 +367,46 @@ async fn a_database_that_is_away_is_not_hammered_and_comes_back() {
     };
     timeout(NOTICED, back).await.expect("no restart is needed");
     assert_eq!(broken.listed().await.len(), 2, "a creation that was refused did not happen");
+}
+
+/// Each would wait in vain for a count of what waits, one after the other.
+// req: KEEP-11, KEEP-18
+#[tokio::test]
+async fn creations_while_the_database_is_away_are_refused_together() {
+    let mut world = World::new(TestDatabase::new(Backend::Postgres).await).await;
+    world.rules.slots = 1;
+    let (proxy, url) = PgProxy::before_url(&world.database.url).await;
+    world.database.store = open(&url).await;
+    let (node, first) = (world.node().await, world.caller("first").await);
+    node.create(&first, "once").await;
+    for silent in [false, true] {
+        // Of these it is not known here how many wait.
+        let (one, other) =
+            (world.caller(&format!("one {silent}")).await, world.caller(&format!("other {silent}")).await);
+        proxy.refuse(true);
+        if silent {
+            proxy.blackhole_links()
+        } else {
+            proxy.reset_links()
+        }
+        let began = Instant::now();
+        let creations = [&one, &other].into_iter().cycle().take(40).map(|caller| {
+            let creation = node.engine.create_task(caller, call("once"), None);
+            async move { (creation.await, began.elapsed()) }
+        });
+        for (answer, after) in timeout(4 * NOTICED, join_all(creations)).await.unwrap() {
+            assert!(matches!(answer, Err(Refusal::Store(StoreError::Unavailable(_)))), "{answer:?}");
+            assert!(after < NOTICED, "refused after {after:?}, silent: {silent}");
+        }
+        proxy.refuse(false);
+        timeout(NOTICED, async {
+            while node.engine.create_task(&one, call("once"), None).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("no restart is needed");
+    }
 }
 
 // req: LIFE-04, LIFE-06, KEEP-11
