@@ -398,7 +398,10 @@ impl Engine {
         let now = self.clock.now();
         let store = self.store.system();
         let queue = store.queue_within(&self.slot_limits(), PLACES, now).await?;
-        let places = queue.next.into_iter().enumerate().map(|(ahead, task)| (task, format!("{QUEUED}, {ahead} ahead")));
+        let places = queue.next.into_iter().enumerate().map(|(ahead, task)| {
+            // Those who were not looked at may come before it.
+            (task, if queue.is_partial { QUEUED.to_owned() } else { format!("{QUEUED}, {ahead} ahead") })
+        });
         let held_back = queue.held_back.into_iter().map(|(task, limit)| (task, format!("{QUEUED}: {limit}")));
         let messages: Vec<_> = places.chain(held_back).collect();
         if messages.is_empty() {

@@ -124,7 +124,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut connection = sqlite(&folder).await;
         let explain = ("EXPLAIN QUERY PLAN", "detail");
-        let lanes = args![uuid::Uuid::nil(), 100_u32];
+        let lanes = args![uuid::Uuid::nil(), "", i64::MIN, 100_u32];
         let lanes = plan::<SqliteDialect>(&mut connection, explain, of_queue("RECURSIVE"), lanes).await;
         let step = "SEARCH x USING INDEX task_live_lanes ((context,tool,not_before)>(?,?,?))";
         assert!(lanes.contains(step) && !lanes.contains("TEMP B-TREE"), "{lanes}");
@@ -148,7 +148,7 @@ mod tests {
         let explain = ("EXPLAIN", "QUERY PLAN");
         for statistics in ["", "ANALYZE task_live"] {
             connection.execute(sqlx::raw_sql(statistics)).await.unwrap();
-            let lanes = args![uuid::Uuid::nil(), 100_i64];
+            let lanes = args![uuid::Uuid::nil(), "", i64::MIN, 100_i64];
             let lanes = plan::<PostgresDialect>(&mut connection, explain, of_queue("RECURSIVE"), lanes).await;
             let step = "(ROW(context, tool, not_before) > ROW(";
             assert!(lanes.contains(step) && !lanes.contains("Sort") && !lanes.contains("Seq Scan"), "{lanes}");

@@ -13,8 +13,10 @@ use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, TaskId};
 use crate::domain::queue::{Counted, Held, Lane, SlotLimit, SlotLimits, turns};
 
-/// Lanes that are looked at in one round. Of more, a round looks at some of them, another round at others.
+/// Lanes that are read at once. Of more, a round looks at as many that may have a slot, another round at others.
 const MOST_LANES: u32 = 100;
+/// How often a round reads lanes while too few of them may have a slot.
+const MOST_WINDOWS: usize = 50;
 /// Looks into lanes in one round: more only if lane after lane turns out to be shorter than its share.
 const MOST_LOOKS: u32 = 5;
 
@@ -24,13 +26,13 @@ statements! {
         SELECT task AS id FROM task_live
         WHERE node IS NULL AND not_before <= $1
         ORDER BY not_before, task LIMIT 1";
-    /// The first of each lane from a context (`$1`) on, at most `$2`, by a step over the index for each: a backlog of any length
-    /// costs one. For SQLite's sake a text that is no column is compared, without which it takes the context alone from the index,
-    /// and a time after all others, without which it goes through all rows that are equal to the last.
+    /// The first of each lane behind a place (context, tool and time), at most `$4`, by a step over the index for each: a backlog
+    /// of any length costs one. For SQLite's sake a text that is no column is compared, without which it takes the context alone
+    /// from the index, and a time after all others, without which it goes through all rows that are equal to the last.
     LANES = "
         WITH RECURSIVE lane (task, number) AS (
             SELECT (
-                SELECT task FROM task_live WHERE node IS NULL AND context >= $1
+                SELECT task FROM task_live WHERE node IS NULL AND (context, tool, not_before) > ($1, $2, $3)
                 ORDER BY context, tool, not_before, task LIMIT 1
             ), 1
             UNION ALL
@@ -40,7 +42,7 @@ statements! {
                 ORDER BY x.context, x.tool, x.not_before, x.task LIMIT 1
             ), l.number + 1
             FROM lane l JOIN task_live p ON p.task = l.task
-            WHERE l.number < $2
+            WHERE l.number < $4
         )
         SELECT p.task, p.context, p.tenant, p.tool, p.not_before FROM lane l JOIN task_live p ON p.task = l.task";
     /// Tasks of a context that wait, counted up to `$2`. The order is that of the index, so that no other way is taken.
@@ -61,6 +63,8 @@ pub struct Queue {
     pub next: Vec<TaskId>,
     /// Those whose time has come and whose turn does not come before others have ended.
     pub held_back: Vec<(TaskId, SlotLimit)>,
+    /// Whether there are more callers than were looked at: then the order is not that of all.
+    pub is_partial: bool,
 }
 
 impl<D: Dialect> SqlStore<D> {
@@ -87,7 +91,7 @@ impl<D: Dialect> SqlStore<D> {
                 let round = Round::begin(&mut session, &limits, (TaskId::new().as_uuid(), now), None).await?;
                 let next = round.look(&mut session, D::WAITING_IN, &limits, limit as usize).await?.in_turn;
                 let held_back = round.held_back(&mut session, &limits, limit as usize).await?;
-                Ok(Queue { next, held_back })
+                Ok(Queue { next, held_back, is_partial: round.is_partial })
             }
         })
         .await
@@ -107,6 +111,8 @@ fn whole(count: u64) -> i64 {
 /// it is committed: no other can take what this one has counted on.
 pub struct Round {
     lanes: Vec<Lane>,
+    /// How many of them no limit holds back.
+    open: usize,
     held: Held,
     now: Timestamp,
     /// Whether there are lanes that were not looked at.
@@ -130,24 +136,64 @@ impl Round {
         (place, now): (Uuid, Timestamp),
         alone: Option<&'static str>,
     ) -> std::result::Result<Self, Fault> {
-        let mut lanes = read_lanes(session, Uuid::nil()).await?;
-        let is_partial = lanes.len() >= MOST_LANES as usize;
-        if is_partial {
-            let others = read_lanes(session, place).await?;
-            let missing = (MOST_LANES as usize).saturating_sub(others.len());
-            let known: BTreeSet<_> = others.iter().map(|lane| lane.first).collect();
-            lanes.retain(|lane| !known.contains(&lane.first));
-            lanes.truncate(missing);
-            lanes.extend(others);
+        let mut round = Self { lanes: Vec::new(), open: 0, held: Held::default(), now, is_partial: false };
+        let mut alone = alone;
+        let all = read_lanes(session, &from(Uuid::nil())).await?;
+        if all.len() < MOST_LANES as usize {
+            round.add(session, limits, all, &mut alone).await?;
+            return Ok(round);
         }
+        // Those from the place on, and then those before it.
+        round.is_partial = true;
+        let (mut after, mut is_before) = (from(place), false);
+        for _ in 0..MOST_WINDOWS {
+            let mut lanes = read_lanes(session, &after).await?;
+            let is_last = lanes.len() < MOST_LANES as usize;
+            after = lanes.last().map_or(after, behind);
+            let is_round = is_before && (is_last || lanes.last().is_some_and(|lane| lane.context.as_uuid() >= place));
+            if is_before {
+                lanes.retain(|lane| lane.context.as_uuid() < place);
+            } else if is_last {
+                (after, is_before) = (from(Uuid::nil()), true);
+            }
+            round.add(session, limits, lanes, &mut alone).await?;
+            round.is_partial = !is_round;
+            if is_round || round.open >= MOST_LANES as usize {
+                break;
+            }
+        }
+        Ok(round)
+    }
+
+    /// Adds lanes that are due; of those that limits hold back only some, which say so.
+    async fn add<D: Dialect>(
+        &mut self,
+        session: &mut impl Reads<D>,
+        limits: &SlotLimits,
+        mut lanes: Vec<Lane>,
+        alone: &mut Option<&'static str>,
+    ) -> std::result::Result<(), Fault> {
         // The first of a lane is its oldest: where it may not run yet, as after a failed attempt, none may.
-        lanes.retain(|lane| lane.since <= now);
-        let alone = alone.filter(|_| lanes.iter().any(|lane| limits.apply_to(&lane.counted)));
-        if let Some(sql) = alone {
-            session.rows(sql, Vec::new()).await?;
+        lanes.retain(|lane| lane.since <= self.now);
+        // What is full by what is known already is not counted again.
+        let unknown: Vec<_> = lanes.iter().filter(|lane| limits.reached(lane, &self.held).is_none()).cloned().collect();
+        let needs_counts = self.is_partial || !limits.are_plain(&unknown);
+        if needs_counts && !unknown.is_empty() {
+            if unknown.iter().any(|lane| limits.apply_to(&lane.counted))
+                && let Some(sql) = alone.take()
+            {
+                session.rows(sql, Vec::new()).await?;
+            }
+            read_held(session, &unknown, limits, &mut self.held).await?;
         }
-        let held = if limits.are_plain(&lanes) { Held::default() } else { read_held(session, &lanes, limits).await? };
-        Ok(Self { lanes, held, now, is_partial })
+        for lane in lanes {
+            let is_open = limits.reached(&lane, &self.held).is_none();
+            self.open += usize::from(is_open);
+            if is_open || self.lanes.len() - self.open < MOST_LANES as usize {
+                self.lanes.push(lane);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a limit holds any of the lanes back.
@@ -258,9 +304,27 @@ fn in_turn(turns: &[usize], lanes: &[Looked]) -> Vec<TaskId> {
     turns.iter().filter_map(|&at| tasks[at].next().copied()).collect()
 }
 
-async fn read_lanes<D: Dialect>(session: &mut impl Reads<D>, from: Uuid) -> std::result::Result<Vec<Lane>, Fault> {
-    let rows = session.rows(LANES, args![from, MOST_LANES]).await?;
-    rows.iter()
+/// A place between lanes: those behind it are greater.
+type Place = (Uuid, String, i64);
+
+/// The place before all lanes of a context.
+fn from(context: Uuid) -> Place {
+    (context, String::new(), i64::MIN)
+}
+
+/// The place behind all of a lane.
+fn behind(lane: &Lane) -> Place {
+    (lane.context.as_uuid(), lane.counted.tool.clone(), i64::MAX)
+}
+
+/// In their order, which is that of bytes here and in the index.
+async fn read_lanes<D: Dialect>(
+    session: &mut impl Reads<D>,
+    (context, tool, time): &Place,
+) -> std::result::Result<Vec<Lane>, Fault> {
+    let rows = session.rows(LANES, args![*context, tool.as_str(), *time, MOST_LANES]).await?;
+    let lanes = rows
+        .iter()
         .map(|row| {
             Ok(Lane {
                 context: ContextId::from_uuid(row.uuid("context")?),
@@ -269,21 +333,24 @@ async fn read_lanes<D: Dialect>(session: &mut impl Reads<D>, from: Uuid) -> std:
                 first: TaskId::from_uuid(row.uuid("task")?),
             })
         })
-        .collect()
+        .collect::<std::result::Result<Vec<_>, Fault>>();
+    let mut lanes = lanes?;
+    lanes.sort_by(|a, b| (a.context, &a.counted.tool).cmp(&(b.context, &b.counted.tool)));
+    Ok(lanes)
 }
 
 async fn read_held<D: Dialect>(
     session: &mut impl Reads<D>,
     lanes: &[Lane],
     limits: &SlotLimits,
-) -> std::result::Result<Held, Fault> {
+    held: &mut Held,
+) -> std::result::Result<(), Fault> {
     let contexts: BTreeSet<ContextId> = lanes.iter().map(|lane| lane.context).collect();
     let limited = |names: &BTreeMap<String, u64>, name: fn(&Counted) -> &String| -> BTreeSet<String> {
         lanes.iter().map(|lane| name(&lane.counted)).filter(|&name| names.contains_key(name)).cloned().collect()
     };
     let tenants = limited(&limits.tenants, |counted| &counted.tenant);
     let tools = limited(&limits.tools, |counted| &counted.tool);
-    let mut held = Held::default();
     for row in session.rows_of_many(D::SLOTS_OF_CONTEXTS, contexts.into_iter().map(|id| args![id]).collect()).await? {
         held.contexts.insert(ContextId::from_uuid(row.uuid("context")?), held_of(&row)?);
     }
@@ -294,7 +361,7 @@ async fn read_held<D: Dialect>(
     for row in session.rows_of_many(D::SLOTS_OF_TOOLS, named(tools)).await? {
         held.tools.insert(row.text("name")?, held_of(&row)?);
     }
-    Ok(held)
+    Ok(())
 }
 
 fn held_of<R: Cells>(row: &R) -> std::result::Result<u64, Fault> {

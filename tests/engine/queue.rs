@@ -146,10 +146,13 @@ async fn what_is_not_due_is_not_looked_for_without_end(database: TestDatabase) {
     let mut caller = world.caller("first").await;
     node.create(&caller, "once").await;
     let running = node.script.next().await;
-    for n in 0..120 {
+    for n in 0..220 {
         caller = world.caller(&format!("caller {n}")).await;
         node.create(&caller, "once").await;
     }
+    node.engine.announce_queue().await.unwrap();
+    let told = world.database.number("SELECT COUNT(*) FROM tasks WHERE message LIKE '%ahead%'").await;
+    assert_eq!(told, 0, "of more than are looked at nobody knows its place");
     let late = "UPDATE task_live SET not_before = not_before + 60000000 WHERE node IS NULL";
     world.database.sql(late).await;
     node.engine.start();

@@ -26,6 +26,7 @@ contract_everywhere! {
     no_limit_is_overrun_by_claims_at_once,
     a_lane_whose_first_may_not_run_yet_waits,
     of_many_lanes_each_has_its_turn,
+    who_is_held_back_hides_nobody,
     rows_of_the_release_before_are_claimed,
     waiting_tasks_are_counted_so_far,
     broken_rows_hide_no_orphans,
@@ -261,6 +262,29 @@ async fn of_many_lanes_each_has_its_turn(db: TestDatabase) {
     }
     let taken = system.claim_within(&SlotLimits::default(), wish(40, 1000)).await.unwrap();
     assert!(taken.claims.is_empty() && !taken.is_short);
+}
+
+// req: AUTH-15
+async fn who_is_held_back_hides_nobody(db: TestDatabase) {
+    let (system, plain) = (db.store.system(), Counted::default());
+    let acme = Counted { tenant: "acme".to_owned(), tool: String::new() };
+    for n in 0..300 {
+        // Every other one is not due, either.
+        backlog(&db, &format!("caller {n}"), n % 2 * 5000, 1, &acme).await;
+    }
+    let limits = SlotLimits { tenants: BTreeMap::from([("acme".to_owned(), 1)]), ..SlotLimits::default() };
+    let taken = system.claim_within(&limits, wish(1, 1000)).await.unwrap();
+    assert_eq!(taken.claims.len(), 1);
+    for name in ["a", "b", "c"] {
+        let free = backlog(&db, name, 900, 2, &plain).await;
+        let queue = system.queue_within(&limits, 10, at(1000)).await.unwrap();
+        assert!(queue.next == free && !queue.is_partial && queue.held_back.len() == 10, "{queue:?}");
+        let taken = system.claim_within(&limits, wish(8, 1000)).await.unwrap();
+        assert_eq!(claimed(&taken.claims), set(&[&free]));
+        assert!(taken.is_held_back && !taken.is_short);
+    }
+    let queue = system.queue_within(&SlotLimits::default(), 100, at(9999)).await.unwrap();
+    assert!(queue.is_partial && queue.next.len() == 100);
 }
 
 // field case: F-OPS-07
