@@ -160,9 +160,9 @@ pub const KEYS: &[Key] = &[
     ),
     Key::new(
         "database.max_connections",
-        Kind::Count { min: 2, max: 1000 },
+        Kind::Count { min: 8, max: 1000 },
         "16",
-        "The most database connections of one process for single statements; the writers hold a few of their own.",
+        "The most connections to PostgreSQL of one process, all together: six have one owner each, the others are a pool.",
     ),
     Key::new(
         "auth.mode",

@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::StoreError;
 use super::dialect::Dialect;
 use super::hints::{self, Hint, Origin};
 use super::link::Own;
@@ -74,6 +75,8 @@ pub struct Wakeups {
     ears: Mutex<Option<Box<dyn Ears>>>,
     /// Whether they are heard now.
     stands: AtomicBool,
+    /// Whether the log says that they are not.
+    is_missed: AtomicBool,
     /// When another node was last heard.
     heard: Mutex<Option<Instant>>,
     /// Moves when what is known of tokens may be old.
@@ -117,6 +120,7 @@ impl Wakeups {
             arrived: Notify::new(),
             ears: Mutex::new(ears),
             stands: AtomicBool::new(false),
+            is_missed: AtomicBool::new(false),
             heard: Mutex::new(None),
             tokens: watch::Sender::default(),
             sender: Mutex::new(None),
@@ -200,7 +204,12 @@ impl Wakeups {
             };
             let stood = self.stands.swap(false, Ordering::SeqCst);
             if stood || failures == 0 {
-                tracing::warn!(?fault, "other nodes are not heard; the database is asked more often until they are");
+                tracing::warn!(
+                    why = %StoreError::from(fault),
+                    "other nodes are not heard, so that the database is asked more often; to be heard they and this node need \
+                     the same server, without a pooler between: database.listen_url names it"
+                );
+                self.is_missed.store(true, Ordering::SeqCst);
             }
             failures = if stood { 1 } else { failures + 1 };
             if stood {
@@ -266,7 +275,9 @@ impl Wakeups {
             *lock(&self.heard) = Some(Instant::now());
             self.stands.store(true, Ordering::SeqCst);
             self.hear([Hint::Anything]);
-            tracing::debug!("other nodes are heard");
+            if self.is_missed.swap(false, Ordering::SeqCst) {
+                tracing::info!("other nodes are heard again");
+            }
         }
     }
 
