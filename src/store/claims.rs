@@ -13,7 +13,7 @@ use super::link::Session;
 use super::queue::Round;
 use super::sql::{Args, Cells, Fault, args, claim_columns, statements};
 use super::sql_store::{SqlStore, Write};
-use super::tasks::{EndTask, by_id, clean, ids};
+use super::tasks::{EndTask, by_id, clean, with_sessions};
 use super::{End, Finish, Result, upstream_tasks};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, LeaseToken, NodeId, SessionId, TaskId};
@@ -104,7 +104,7 @@ impl<D: Dialect> SqlStore<D> {
         self.gather(|reply| Write::Note(Job { item: Note(note), reply })).await
     }
 
-    pub(super) async fn release_task(&self, release: super::Release) -> Result<bool> {
+    pub(super) async fn release_task(&self, release: super::Release) -> Result<Option<Released>> {
         self.gather(|reply| Write::Release(Job { item: Release(release), reply })).await
     }
 
@@ -312,16 +312,26 @@ impl Kind for Note {
 /// See [`super::Release`].
 pub struct Release(pub super::Release);
 
+/// A task that waits again.
+#[derive(Debug, Clone, Copy)]
+pub struct Released {
+    /// The legacy session that made it.
+    pub session: Option<SessionId>,
+}
+
 impl Kind for Release {
-    type Answer = bool;
+    type Answer = Option<Released>;
 
     fn key(&self) -> Uuid {
         self.0.task.as_uuid()
     }
 
-    /// A try whose end was lost and which had landed answers false when repeated: the lease is not held any more, which
+    /// A try whose end was lost and which had landed answers nothing when repeated: the lease is not held any more, which
     /// is what the caller wanted.
-    async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
+    async fn commit<D: Dialect>(
+        session: &mut Session<D>,
+        items: &[Self],
+    ) -> std::result::Result<Vec<Option<Released>>, Fault> {
         let rows = items.iter().map(|Self(release)| {
             args![
                 release.task,
@@ -337,8 +347,8 @@ impl Kind for Release {
         let mut transaction = session.begin().await?;
         // In a statement of its own, so that questions which were asked meanwhile are seen and withdrawn, too.
         lock_live(&mut transaction, items.iter().map(Kind::key)).await?;
-        let held = ids(&transaction.many(D::RELEASE, rows).await?)?;
+        let held = with_sessions(&transaction.many(D::RELEASE, rows).await?)?;
         transaction.commit().await?;
-        Ok(items.iter().map(|item| held.contains(&item.key())).collect())
+        Ok(items.iter().map(|item| held.get(&item.key()).map(|&session| Released { session })).collect())
     }
 }

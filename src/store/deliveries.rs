@@ -1,7 +1,6 @@
 //! Which stream has put a question to its client, under which JSON-RPC id (INPUT-02, INPUT-14). A question is on one
 //! stream at a time, and every id under which it was ever sent can answer it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +13,7 @@ use super::inputs::{lock_live, read_question};
 use super::link::{Link, Session};
 use super::sql::{Args, Cells, Fault, args, statements};
 use super::sql_store::{SqlStore, Write};
-use super::tasks::ids;
+use super::tasks::{ids, with_sessions};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, DeliveryId, InputId, NodeId, SessionId, StreamId, TaskId};
 use crate::domain::input::Question;
@@ -275,8 +274,12 @@ impl<D: Dialect> SqlStore<D> {
         Ok(rows.iter().map(read).collect::<std::result::Result<_, _>>()?)
     }
 
-    /// Answers of which tasks they are.
-    pub(super) async fn drop_holds(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<Vec<TaskId>> {
+    /// Answers of which tasks they are, and of which legacy sessions those.
+    pub(super) async fn drop_holds(
+        &self,
+        node: NodeId,
+        deliveries: &[DeliveryId],
+    ) -> Result<Vec<(TaskId, Option<SessionId>)>> {
         if deliveries.is_empty() {
             return Ok(Vec::new());
         }
@@ -287,12 +290,12 @@ impl<D: Dialect> SqlStore<D> {
                 let mut session = link.writer().await?;
                 let mut transaction = session.begin().await?;
                 let wanted = deliveries.iter().map(|&id| args![id]).collect();
-                let tasks: HashSet<Uuid> = ids(&transaction.many(D::TASKS_OF_DELIVERIES, wanted).await?)?;
-                lock_live(&mut transaction, tasks.iter().copied()).await?;
+                let tasks = with_sessions(&transaction.many(D::TASKS_OF_DELIVERIES, wanted).await?)?;
+                lock_live(&mut transaction, tasks.keys().copied()).await?;
                 let holds = deliveries.iter().map(|&id| args![id, node]).collect();
                 transaction.many(D::LET_GO, holds).await?;
                 transaction.commit().await?;
-                Ok(tasks.into_iter().map(TaskId::from_uuid).collect())
+                Ok(tasks.into_iter().map(|(task, session)| (TaskId::from_uuid(task), session)).collect())
             }
         })
         .await

@@ -339,8 +339,14 @@ impl<D: Dialect> Session<D> {
     /// Begins a write transaction; dropping it rolls back.
     pub async fn begin(&mut self) -> Result<Transaction<'_, D>, Fault> {
         let begin = if self.shared.wraps() { D::BEGIN_POOLED } else { D::BEGIN };
+        let is_several = self.shared.wraps();
         let (connection, mut guard) = self.parts();
-        let transaction = guarded(&mut guard, connection.begin_with(begin)).await?;
+        let begun = guarded(&mut guard, connection.begin_with(begin)).await;
+        if begun.is_err() && is_several {
+            // What failed may have come after its `BEGIN`: a failed transaction is open then of which the driver knows nothing.
+            *guard.clean = false;
+        }
+        let transaction = begun?;
         *guard.open = true;
         Ok(Transaction { transaction, guard })
     }

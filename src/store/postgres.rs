@@ -200,7 +200,7 @@ impl Dialect for PostgresDialect {
             FROM released k
             WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         )
-        SELECT task AS id FROM released"];
+        SELECT k.task AS id, t.session FROM released k LEFT JOIN tasks t ON t.id = k.task"];
 
     const NOTE_WAITING: Many = &["
         WITH wanted AS MATERIALIZED (

@@ -117,7 +117,7 @@ impl Dialect for SqliteDialect {
         SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4),
             open_inputs = CASE WHEN $5 = 1 THEN open_inputs ELSE 0 END
         WHERE task = $1 AND token = $2
-        RETURNING task AS id",
+        RETURNING task AS id, (SELECT t.session FROM tasks t WHERE t.id = task_live.task) AS session",
         "UPDATE task_inputs SET state = 3, node = NULL WHERE $5 = 0 AND task = $1 AND state = 0",
         "UPDATE tasks SET status = 0, message = $6, updated = MAX($7, updated + 1)
         WHERE $5 = 0 AND id = $1 AND status = 1",

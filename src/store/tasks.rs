@@ -189,6 +189,11 @@ pub(super) fn ids<R: Cells>(rows: &[R]) -> std::result::Result<HashSet<Uuid>, Fa
     rows.iter().map(|row| row.uuid("id")).collect()
 }
 
+/// The same of tasks, each with the legacy session that made it, if there is one.
+pub(super) fn with_sessions<R: Cells>(rows: &[R]) -> std::result::Result<HashMap<Uuid, Option<SessionId>>, Fault> {
+    rows.iter().map(|row| Ok((row.uuid("id")?, row.maybe_uuid("session")?.map(SessionId::from_uuid)))).collect()
+}
+
 /// The end of a task, by whoever may end it.
 pub struct EndTask {
     id: TaskId,

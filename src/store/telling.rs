@@ -2,6 +2,7 @@
 
 use std::iter::once;
 
+use super::claims::Released;
 use super::dialect::Dialect;
 use super::hints::Hint;
 use super::sql_store::SqlStore;
@@ -52,10 +53,10 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn release_told(&self, release: Release) -> Result<bool> {
         let (task, waits) = (release.task, release.not_before <= release.now);
         let released = self.release_task(release).await?;
-        if released {
-            self.wakeups.post(once(Hint::Task(task, None)).chain(waits.then_some(Hint::Waiting)));
+        if let Some(Released { session }) = released {
+            self.wakeups.post(once(Hint::Task(task, session)).chain(waits.then_some(Hint::Waiting)));
         }
-        Ok(released)
+        Ok(released.is_some())
     }
 
     pub(super) async fn ask_told(&self, new: NewInput) -> Result<Asked> {
@@ -106,7 +107,7 @@ impl<D: Dialect> SqlStore<D> {
 
     pub(super) async fn let_go_told(&self, node: NodeId, deliveries: &[DeliveryId]) -> Result<()> {
         let tasks = self.drop_holds(node, deliveries).await?;
-        self.wakeups.post(tasks.into_iter().map(|task| Hint::Task(task, None)));
+        self.wakeups.post(tasks.into_iter().map(|(task, session)| Hint::Task(task, session)));
         Ok(())
     }
 

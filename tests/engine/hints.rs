@@ -13,12 +13,14 @@ use taskhold::domain::json::RawJson;
 use taskhold::domain::work::NewTask;
 use taskhold::engine::{Answered, Asked, Caller, EngineRules, Item, Stream, Wants};
 use taskhold::executor::Event;
-use taskhold::store::{self, DatabaseOptions, Hint, Hints, Pooler, Store};
+use taskhold::store::{self, DatabaseOptions, Hint, Hints, Pooler, Release, Store};
 use tokio::time::timeout;
 
 use super::harness::{Node, World};
 use super::places::{one, open, question_on, session};
 use crate::http::harness::until;
+use crate::store::at;
+use crate::store::questions::Running;
 use crate::support::contract;
 use crate::support::database::{Backend, TestDatabase, number, options, run};
 use crate::support::pgbouncer::PgBouncer;
@@ -425,6 +427,28 @@ async fn a_node_that_is_alone_says_only_that_it_is_there() {
         times.push(time_to_answer(&here, &there, &caller).await);
     }
     assert!(median(times.clone()) < AT_ONCE, "{times:?}");
+}
+
+/// Where the session's stream is, its next question is looked for.
+// req: KEEP-16
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_is_said_with_its_session() {
+    let database = TestDatabase::new(Backend::Postgres).await;
+    let there = database.another().await;
+    let (work, session) = (Running::new(&database).await, SessionId::new());
+    run(&database.url, &format!("UPDATE tasks SET session = '{}'", session.as_uuid())).await;
+    let mut hints = there.system().hints().unwrap();
+    until_it_hears(&there).await;
+    let changed = Hint::Task(work.task, Some(session));
+    let hold = work.hold(work.ask("x", at(1)).await);
+    heard_up_to(&mut hints, changed).await;
+    assert!(work.system.hold_input(hold.clone()).await.unwrap());
+    work.system.let_go(work.node, &[hold.delivery]).await.unwrap();
+    heard_up_to(&mut hints, changed).await;
+    let (task, token, message) = (work.task, work.token, "again".to_owned());
+    let release = Release { task, token, not_before: at(2), counted: true, keep_inputs: true, message, now: at(2) };
+    assert!(work.system.release(release).await.unwrap());
+    heard_up_to(&mut hints, changed).await;
 }
 
 /// What is heard until this is among it.

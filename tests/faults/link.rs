@@ -14,7 +14,9 @@ use taskhold::domain::outcome::{Ending, Outcome};
 use taskhold::domain::task::Status;
 use taskhold::engine::{Caller, Refusal};
 use taskhold::lifecycle::spawn;
-use taskhold::store::{self, End, Ended, Finish, Note, Release, Store, StoreError, SystemStore};
+use taskhold::store::{
+    self, DatabaseOptions, End, Ended, Finish, Note, Pooler, Release, Store, StoreError, SystemStore,
+};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -367,6 +369,21 @@ async fn a_database_that_is_away_is_not_hammered_and_comes_back() {
     };
     timeout(NOTICED, back).await.expect("no restart is needed");
     assert_eq!(broken.listed().await.len(), 2, "a creation that was refused did not happen");
+}
+
+/// What is refused after its `BEGIN` leaves a failed transaction open, on a connection that is kept for long.
+// req: KEEP-15
+#[tokio::test]
+async fn a_begin_that_is_refused_halfway_costs_its_connection_alone() {
+    let broken = Broken::new().await;
+    let (proxy, url) = PgProxy::before_url(&broken.database.url).await;
+    let pooled = DatabaseOptions { pooler: Pooler::Transaction, ..options(&url) };
+    let store = store::open(&pooled).await.unwrap().system();
+    store.heartbeat(broken.node).await.unwrap();
+    let refused = proxy.cut("SET LOCAL", Moment::Refused);
+    let _is_refused = store.heartbeat(broken.node).await;
+    refused.await.unwrap();
+    assert!(store.heartbeat(broken.node).await.unwrap().alive);
 }
 
 /// Each would wait in vain for a count of what waits, one after the other.

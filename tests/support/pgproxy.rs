@@ -31,6 +31,8 @@ pub enum Moment {
     AfterCommit,
     /// The client hears of it, and of nothing after it on this link, which is not closed.
     SilentAfter,
+    /// The link stays, and the server refuses a statement that is put behind this one into the same message.
+    Refused,
 }
 
 struct Shared {
@@ -231,7 +233,7 @@ impl Shared {
         silence: &Silence,
     ) -> Result<()> {
         loop {
-            let message = Message::read(&mut client).await?;
+            let mut message = Message::read(&mut client).await?;
             if silence.has_come() {
                 continue;
             }
@@ -243,6 +245,12 @@ impl Shared {
                 if let Some(arm) = self.take_arm(&statement, Moment::Before) {
                     let _nobody_waits = arm.fired.send(());
                     return Ok(());
+                }
+                if message.kind == b'Q'
+                    && let Some(arm) = self.take_arm(&statement, Moment::Refused)
+                {
+                    message = Message::query(&format!("{statement}; SELECT 1 / 0"));
+                    let _nobody_waits = arm.fired.send(());
                 }
                 for moment in [Moment::AfterCommit, Moment::SilentAfter] {
                     if let Some(arm) = self.take_arm(&statement, moment) {
@@ -389,6 +397,11 @@ impl Message {
         bytes.resize(length as usize + 1, 0);
         from.read_exact(&mut bytes[5..]).await?;
         Ok(Self { kind, bytes })
+    }
+
+    fn query(sql: &str) -> Self {
+        let length = u32::try_from(sql.len() + 5).expect("a short statement").to_be_bytes();
+        Self { kind: b'Q', bytes: [b"Q", &length[..], sql.as_bytes(), b"\0"].concat() }
     }
 
     fn body(&self) -> &[u8] {

@@ -118,7 +118,9 @@ pub const LAST_DELIVERIES: Many = &["
     JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node = w.node"];
 
 pub const TASKS_OF_DELIVERIES: Many = &["
-    SELECT DISTINCT d.task AS id FROM unnest($1::uuid[]) AS w (id) JOIN input_deliveries d ON d.id = w.id"];
+    SELECT DISTINCT d.task AS id, t.session
+    FROM unnest($1::uuid[]) AS w (id) JOIN input_deliveries d ON d.id = w.id
+    LEFT JOIN tasks t ON t.id = d.task"];
 
 pub const LET_GO: Many = &["
     UPDATE task_inputs i SET node = NULL

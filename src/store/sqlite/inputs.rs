@@ -71,7 +71,8 @@ pub const LAST_DELIVERIES: Many = &["
     JOIN task_inputs i ON i.id = d.input AND i.delivery = d.id AND i.state = 0 AND i.node = $2
     WHERE d.id = $1 AND d.sequence = $3"];
 
-pub const TASKS_OF_DELIVERIES: Many = &["SELECT task AS id FROM input_deliveries WHERE id = $1"];
+pub const TASKS_OF_DELIVERIES: Many = &["
+    SELECT d.task AS id, t.session FROM input_deliveries d LEFT JOIN tasks t ON t.id = d.task WHERE d.id = $1"];
 
 pub const LET_GO: Many = &["
     UPDATE task_inputs SET node = NULL
