@@ -402,9 +402,9 @@ async fn creations_while_the_database_is_away_are_refused_together() {
             (world.caller(&format!("one {silent}")).await, world.caller(&format!("other {silent}")).await);
         proxy.refuse(true);
         if silent {
-            proxy.blackhole_links()
+            proxy.blackhole_links();
         } else {
-            proxy.reset_links()
+            proxy.reset_links();
         }
         let began = Instant::now();
         let creations = [&one, &other].into_iter().cycle().take(40).map(|caller| {
