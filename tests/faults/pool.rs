@@ -149,18 +149,7 @@ async fn a_server_without_free_connections_refuses_soon_and_is_tried_again() {
     store.create(context, new_task(kept, at(0), None)).await.unwrap();
     proxy.fill(true);
     proxy.reset_links();
-    for _ in 0..3 {
-        let began = Instant::now();
-        let (listed, got, created) = tokio::join!(
-            store.list(context, None, 1, at(0)),
-            store.get(context, kept),
-            store.create(context, new_task(TaskId::new(), at(0), None)),
-        );
-        for error in [listed.err(), got.err(), created.err()] {
-            assert!(matches!(error, Some(StoreError::Unavailable(_))), "{error:?}");
-        }
-        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
-    }
+    are_refused_soon(&store, context, kept).await;
     proxy.fill(false);
     let back = async {
         while store.get(context, kept).await.is_err() {}
@@ -196,18 +185,7 @@ async fn others_who_take_all_connections_of_a_server_are_outlasted() {
     })
     .await
     .expect("the places of the store are free");
-    for _ in 0..3 {
-        let began = Instant::now();
-        let (listed, got, created) = tokio::join!(
-            store.list(context, None, 1, at(0)),
-            store.get(context, kept),
-            store.create(context, new_task(TaskId::new(), at(0), None)),
-        );
-        for error in [listed.err(), got.err(), created.err()] {
-            assert!(matches!(error, Some(StoreError::Unavailable(_))), "{error:?}");
-        }
-        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
-    }
+    are_refused_soon(&store, context, kept).await;
     drop(others);
     let back = async {
         while store.get(context, kept).await.is_err() {}
@@ -220,4 +198,20 @@ async fn others_who_take_all_connections_of_a_server_are_outlasted() {
 
 fn at(seconds: u64) -> Timestamp {
     Timestamp::from_micros(1_800_000_000_000_000) + Duration::from_secs(seconds)
+}
+
+/// A list, a look at a task and a creation, again and again.
+async fn are_refused_soon(store: &SystemStore, context: ContextId, kept: TaskId) {
+    for _ in 0..3 {
+        let began = Instant::now();
+        let (listed, got, created) = tokio::join!(
+            store.list(context, None, 1, at(0)),
+            store.get(context, kept),
+            store.create(context, new_task(TaskId::new(), at(0), None)),
+        );
+        for error in [listed.err(), got.err(), created.err()] {
+            assert!(matches!(error, Some(StoreError::Unavailable(_))), "{error:?}");
+        }
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    }
 }
