@@ -431,7 +431,11 @@ mod tests {
             while lock(&servers.tried).len() == at && moved.elapsed() < PROOF / 2 {
                 yield_now().await;
             }
-            assert_eq!(lock(&servers.tried).last(), Some(&at), "nothing was heard there yet, and it is left all the same");
+            assert_eq!(
+                lock(&servers.tried).last(),
+                Some(&at),
+                "nothing was heard there yet, and it is left all the same"
+            );
         }
         wakeups.close().await;
     }

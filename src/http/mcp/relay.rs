@@ -34,11 +34,7 @@ const fn is_served(served: Served, method: Method) -> bool {
 
 impl Exchange<'_> {
     /// Answers one of these methods.
-    pub(super) async fn shelf_request(
-        &self,
-        method: Method,
-        params: Option<&RawJson>,
-    ) -> Result<Response, Refused> {
+    pub(super) async fn shelf_request(&self, method: Method, params: Option<&RawJson>) -> Result<Response, Refused> {
         let shelf = self.front.state.engine.shelf();
         if !is_served(shelf.served(), method) {
             return Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found").into());

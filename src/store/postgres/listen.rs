@@ -34,10 +34,7 @@ pub struct Listening {
 
 impl Listening {
     /// `None` where there is no server to listen at.
-    pub fn at(
-        servers: Vec<PgConnectOptions>,
-        in_use: Option<Arc<Targets<PgConnectOptions>>>,
-    ) -> Option<Box<dyn Ears>> {
+    pub fn at(servers: Vec<PgConnectOptions>, in_use: Option<Arc<Targets<PgConnectOptions>>>) -> Option<Box<dyn Ears>> {
         (!servers.is_empty()).then(|| Box::new(Self { servers, tried: AtomicUsize::new(0), in_use }) as _)
     }
 }
