@@ -161,8 +161,14 @@ impl Load {
             let params = json!({ "taskId": made["task"]["taskId"] });
             self.result("a look", client.try_request("tasks/get", &params).await);
             let mut answer = client.try_request("tasks/result", &params).await;
-            // A stream that ends without its answer goes on, wherever that is.
-            while let Some(last) = answer.as_ref().ok().and_then(last_event) {
+            // A stream that ends without its answer goes on after the last event that had an id, wherever that is.
+            let mut last = None;
+            while let Ok(stream) = &answer
+                && is_unfinished(stream)
+            {
+                let ids = stream.body.lines().filter_map(|line| line.strip_prefix("id: "));
+                last = ids.map(str::to_owned).next_back().or(last);
+                let Some(last) = &last else { break };
                 ticks.tick().await;
                 let again = client.build(Method::GET).header("last-event-id", last);
                 answer = async { Answer::try_read(again.send().await?).await }.await;
@@ -205,14 +211,11 @@ fn response(answer: &Answer) -> Option<Value> {
     Some(message["result"].take())
 }
 
-/// By which a stream goes on that ended without a response.
-fn last_event(answer: &Answer) -> Option<String> {
+/// A stream that ended without a response.
+fn is_unfinished(answer: &Answer) -> bool {
     let message: Value = serde_json::from_str(answer.text()).unwrap_or_default();
     let is_whole = message.get("result").is_some() || message.get("error").is_some();
-    if answer.status != 200 || !answer.is_stream() || is_whole {
-        return None;
-    }
-    answer.body.lines().filter_map(|line| line.strip_prefix("id: ")).next_back().map(str::to_owned)
+    answer.status == 200 && answer.is_stream() && !is_whole
 }
 
 fn lines_of(file: &str) -> usize {
@@ -235,11 +238,11 @@ async fn nodes_are_replaced_behind_nginx_and_no_client_sees_it(database: TestDat
         for node in &mut nodes {
             node.wait_for_line("request answered").await;
         }
-        // As long as this runs the node drains.
-        let (direct, call) = (Client::connected(&nodes[0].url, &site.token).await, load.charge());
+        // As long as this runs the node drains: it may not be repeated.
+        let direct = Client::connected(&nodes[0].url, &site.token).await;
+        let call = load.charge();
         let file = call["file"].as_str().unwrap().to_owned();
-        let call = json!({ "name": "charge", "arguments": { "file": file, "ms": 2_000 } });
-        let held = spawn("client", async move { direct.request("tools/call", call).await });
+        let held = direct.task("charge", json!({ "file": file, "ms": 2_000 })).await["taskId"].clone();
         until("the node works", async || lines_of(&file) > 0).await;
         let leaving = nodes.remove(0);
         leaving.signal(Signal::TERM);
@@ -247,7 +250,8 @@ async fn nodes_are_replaced_behind_nginx_and_no_client_sees_it(database: TestDat
         assert!(status.success(), "{status}");
         let refused = log.iter().filter(|line| line.contains(r#""http.status":503"#)).count();
         assert!(refused > 0, "it was asked while it drained: {log:#?}");
-        load.expect("a call that began before", &held.await.unwrap().result(), "charged");
+        let held = direct.at(&nodes[0].url).result(&held).await.result();
+        load.expect("a task that ran before", &held, "charged");
         nodes.push(site.start(at).await);
     }
     load.is_over.store(true, Ordering::SeqCst);
