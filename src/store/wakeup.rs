@@ -55,7 +55,7 @@ pub trait Ears: Send + Sync + 'static {
     fn turn(&self);
     /// Waits until the database is used on another server than that of the last one.
     async fn moved(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -127,7 +127,7 @@ impl Load {
     }
 
     /// The result that was asked for: all else is a failure.
-    fn result(&self, what: &str, answer: reqwest::Result<Answer>) -> Option<Value> {
+    fn result(&self, what: &str, answer: &reqwest::Result<Answer>) -> Option<Value> {
         let found = answer.as_ref().ok().filter(|answer| answer.status == 200).and_then(response);
         if found.is_none() {
             self.failures.lock().unwrap().push(format!("{what}: {answer:?}"));
@@ -152,14 +152,14 @@ impl Load {
         while !self.is_over.load(Ordering::SeqCst) {
             ticks.tick().await;
             let call = json!({ "name": "charge", "arguments": self.charge() });
-            if let Some(charged) = self.result("a call", client.try_request("tools/call", &call).await) {
+            if let Some(charged) = self.result("a call", &client.try_request("tools/call", &call).await) {
                 self.expect("a call", &charged, "charged");
             }
             let call = json!({ "name": "sleep", "arguments": { "ms": 300 }, "task": {} });
-            let made = self.result("a task", client.try_request("tools/call", &call).await);
+            let made = self.result("a task", &client.try_request("tools/call", &call).await);
             let Some(made) = made else { continue };
             let params = json!({ "taskId": made["task"]["taskId"] });
-            self.result("a look", client.try_request("tasks/get", &params).await);
+            self.result("a look", &client.try_request("tasks/get", &params).await);
             let mut answer = client.try_request("tasks/result", &params).await;
             // A stream that ends without its answer goes on after the last event that had an id, wherever that is.
             let mut last = None;
@@ -173,10 +173,10 @@ impl Load {
                 let again = client.build(Method::GET).header("last-event-id", last);
                 answer = async { Answer::try_read(again.send().await?).await }.await;
             }
-            if let Some(slept) = self.result("a result", answer) {
+            if let Some(slept) = self.result("a result", &answer) {
                 self.expect("a result", &slept, "slept 300 ms");
             }
-            self.result("a list", client.try_request("tools/list", &json!({})).await);
+            self.result("a list", &client.try_request("tools/list", &json!({})).await);
         }
     }
 
@@ -186,15 +186,15 @@ impl Load {
         while !self.is_over.load(Ordering::SeqCst) {
             ticks.tick().await;
             let call = json!({ "name": "charge", "arguments": self.charge() });
-            if let Some(charged) = self.result("a call", client.try_request("tools/call", call).await) {
+            if let Some(charged) = self.result("a call", &client.try_request("tools/call", call).await) {
                 self.expect("a call", &charged, "charged");
             }
             let call = json!({ "name": "sleep", "arguments": { "ms": 300 } });
-            let Some(made) = self.result("a task", tasks.try_request("tools/call", call).await) else { continue };
+            let Some(made) = self.result("a task", &tasks.try_request("tools/call", call).await) else { continue };
             loop {
                 ticks.tick().await;
                 let look = tasks.try_request("tasks/get", json!({ "taskId": made["taskId"] })).await;
-                let Some(look) = self.result("a look", look) else { break };
+                let Some(look) = self.result("a look", &look) else { break };
                 if look["status"] == "completed" {
                     self.expect("a result", &look["result"], "slept 300 ms");
                     break;
