@@ -6,6 +6,7 @@
 //! * `<!-- run, shows: TEXT -->`: its output must contain TEXT (white space aside).
 //! * `<!-- server -->`: starts a server that later blocks talk to. `<!-- server again -->` kills it with SIGKILL first.
 //! * `<!-- run by scripts/interop -->`: there, by the client that it is written for.
+//! * `<!-- run by tests/process/behind_nginx.rs -->`: there, by the program that reads it.
 //! * `<!-- not run: WHY -->`.
 //!
 //! `text` blocks are no code and need no comment; `json` is parsed
@@ -84,6 +85,7 @@ fn check(language: &str, before: &str) -> Result<Check, String> {
         Some("run") if is_shell => Ok(Check::Run { shows: None }),
         Some("server") if is_shell => Ok(Check::Server { again: false }),
         Some("server again") if is_shell => Ok(Check::Server { again: true }),
+        Some("run by tests/process/behind_nginx.rs") if language == "nginx" => Ok(Check::Elsewhere),
         Some("run by scripts/interop") if matches!(language, "js" | "python") => Ok(Check::Elsewhere),
         Some(comment) => {
             let shows = comment.strip_prefix("run, shows:").filter(|text| is_shell && !text.trim().is_empty());

@@ -1,5 +1,6 @@
 //! The only place that says which refusal becomes which JSON-RPC error and which HTTP status.
 
+pub(super) mod legacy;
 pub(super) mod modern;
 
 use axum::body::Body;
@@ -135,7 +136,7 @@ impl From<AuthRefusal> for Rejection {
     }
 }
 
-/// What the engine refused, as an error of the handshake era; it travels at HTTP 200 (HTTP-15).
+/// What the engine refused, as an error; in the handshake era it travels at HTTP 200 (HTTP-15).
 #[must_use]
 pub fn refusal_error(refusal: &Refusal) -> ErrorObject {
     match refusal {

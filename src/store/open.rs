@@ -73,6 +73,7 @@ pub async fn open(options: &DatabaseOptions) -> Result<Store, OpenError> {
         }
         Target::Postgres(targets) => {
             refuse_pending(migrate::check_postgres(options, &targets).await?)?;
+            targets.tell_where();
             Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &targets)?)))
         }
     })

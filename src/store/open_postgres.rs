@@ -68,8 +68,10 @@ pub fn connections(
     targets: &Targets<PgConnectOptions>,
 ) -> Result<Connections<PostgresDialect>, OpenError> {
     let listen = options.listen_target()?.unwrap_or_default();
-    let ears = Listening::at(listen.iter().map(|server| base_options(options, server)).collect());
+    let listen = listen.iter().map(|server| base_options(options, server)).collect();
     let targets = Arc::new(targets.map(|target| service_options(options, target)));
+    // Without servers of its own it listens at that in use.
+    let ears = Listening::at(listen, options.listen_urls.is_empty().then(|| Arc::clone(&targets)));
     let shared = Shared { targets, doubt: Arc::default(), pooler: options.pooler };
     let own = |_| Own::new(&shared);
     // One of the owned ones is the heartbeat's, one listens.

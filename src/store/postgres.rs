@@ -9,7 +9,7 @@ use sqlx::{Arguments as _, Row as _};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Arg, Args, Fault, claim_columns, task_columns};
+use super::sql::{Arg, Args, Fault, claim_columns, task_columns, unconfirmed};
 
 mod inputs;
 mod listen;
@@ -117,19 +117,22 @@ impl Dialect for PostgresDialect {
         SELECT id FROM made"];
 
     // The questions of the ended are found by an array: a join may begin with all open questions there are.
-    const END: Many = &["
-        WITH wanted AS MATERIALIZED (
+    const END: Many = &[concat!(
+        "WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest(
                 $1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::text[],
                 $9::uuid[]
             ) AS w (id, context, lease, status, message, now, expires, outcome, writer)
         ), locked AS MATERIALIZED (
-            SELECT l.task, l.attempt, l.open_inputs
+            SELECT l.task, l.attempt, l.open_inputs, w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
             FROM task_live l JOIN wanted w ON w.id = l.task AND (w.lease IS NULL OR w.lease = l.token)
             ORDER BY l.task FOR UPDATE OF l
         ), done AS (
             UPDATE tasks t
-            SET status = w.status, message = w.message, ended = w.now, updated = GREATEST(w.now, t.updated + 1)
+            SET status = w.status, message = CASE WHEN k.unconfirmed THEN w.message || ",
+        unconfirmed!(),
+        " ELSE w.message END,
+                ended = w.now, updated = GREATEST(w.now, t.updated + 1)
             FROM wanted w JOIN locked k ON k.task = w.id
             WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
@@ -146,7 +149,8 @@ impl Dialect for PostgresDialect {
         )
         SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
             progress_token, progress, progress_at, expires
-        FROM done"];
+        FROM done"
+    )];
 
     const WRITTEN: Many = &[concat!(
         "SELECT ",

@@ -49,6 +49,15 @@ macro_rules! task_columns {
 }
 pub(super) use task_columns;
 
+/// What the message of an end says besides, if somebody else than its work ended a task that a node ran: an upstream is told,
+/// where that node still can, and does not answer.
+macro_rules! unconfirmed {
+    () => {
+        "'; that its work has stopped is not confirmed'"
+    };
+}
+pub(super) use unconfirmed;
+
 /// What a claim is read from: `l` is its row in `task_live`, `t` that in `tasks`, `r` that in `task_requests`, `u` that
 /// in `upstream_tasks`, if there is one.
 macro_rules! claim_columns {

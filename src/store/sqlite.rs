@@ -7,7 +7,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Args, Fault, claim_columns, task_columns};
+use super::sql::{Args, Fault, claim_columns, task_columns, unconfirmed};
 
 mod inputs;
 mod watch;
@@ -86,11 +86,17 @@ impl Dialect for SqliteDialect {
     ];
 
     const END: Many = &[
-        "UPDATE tasks SET status = $4, message = $5, ended = $6, updated = MAX($6, updated + 1)
+        concat!(
+            "UPDATE tasks
+        SET status = $4, ended = $6, updated = MAX($6, updated + 1), message = CASE
+            WHEN $3 IS NULL AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.node IS NOT NULL) THEN $5 || ",
+            unconfirmed!(),
+            " ELSE $5 END
         WHERE id = $1 AND status IN (0, 1) AND ($2 IS NULL OR context = $2)
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND ($3 IS NULL OR l.token = $3))
         RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, progress_at, $7 AS expires",
+            progress_token, progress, progress_at, $7 AS expires"
+        ),
         "INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
         SELECT task, $9, attempt, $7, $8 FROM task_live WHERE task = $1",
         "UPDATE task_inputs SET state = 3, node = NULL WHERE task = $1 AND state = 0",

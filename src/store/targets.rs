@@ -3,9 +3,11 @@
 //! Whoever opens a connection asks for the server to [`aim`](Targets::aim) at, and says how it went: [`turn`](Targets::turn)
 //! after a failure, [`reached`](Targets::reached) after a success. Connections to another server than the one that was
 //! reached last are left.
+//!
+//! Each step of a start looks for the server anew. The log has one line of where it was found, by whoever opens the store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
@@ -25,6 +27,8 @@ pub struct Targets<O> {
     turns: AtomicU64,
     /// The place in the list of the one that was reached last.
     held: watch::Sender<usize>,
+    /// Whether one was reached yet.
+    in_use: AtomicBool,
     searching: Arc<Mutex<()>>,
 }
 
@@ -43,7 +47,13 @@ impl<O> Targets<O> {
     /// If the list is empty: the configuration does not let it be.
     pub fn new(list: Vec<Server<O>>) -> Self {
         assert!(!list.is_empty(), "a database has a server");
-        Self { list, turns: AtomicU64::new(0), held: watch::Sender::new(0), searching: Arc::default() }
+        Self {
+            list,
+            turns: AtomicU64::new(0),
+            held: watch::Sender::new(0),
+            in_use: AtomicBool::new(false),
+            searching: Arc::default(),
+        }
     }
 
     /// One server alone.
@@ -74,9 +84,10 @@ impl<O> Targets<O> {
     /// A connection to the server at this place can be used. If that is another one than before, whoever has connections to
     /// that one leaves it.
     pub fn reached(&self, at: usize) {
+        let was_in_use = self.in_use.swap(true, Ordering::SeqCst);
         self.held.send_if_modified(|held| {
             let from = std::mem::replace(held, at);
-            if from != at {
+            if from != at && was_in_use {
                 tracing::warn!(
                     from = %self.list[from].name, to = %self.list[at].name,
                     "the database is used on another server from now on"
@@ -88,8 +99,20 @@ impl<O> Targets<O> {
 
     /// Starts from the server at this place, which somebody found to be the one.
     pub fn go_to(&self, at: usize) {
+        self.in_use.store(true, Ordering::SeqCst);
         self.turns.store(at as u64, Ordering::SeqCst);
         self.held.send_replace(at);
+    }
+
+    /// Says so if the first one is not the one.
+    pub fn tell_where(&self) {
+        let at = self.held();
+        if at > 0 {
+            tracing::warn!(
+                first = %self.list[0].name, to = %self.list[at].name,
+                "the database is used on another server than the first, which does not answer or takes no writes"
+            );
+        }
     }
 
     /// The place of the server that was reached last, and to which connections are kept.
@@ -113,6 +136,7 @@ impl<O> Targets<O> {
             list: list.collect(),
             turns: AtomicU64::new(self.held() as u64),
             held: watch::Sender::new(self.held()),
+            in_use: AtomicBool::new(self.in_use.load(Ordering::SeqCst)),
             searching: Arc::default(),
         }
     }

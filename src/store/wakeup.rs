@@ -53,6 +53,10 @@ pub trait Ears: Send + Sync + 'static {
     async fn open(&self) -> Result<Box<dyn Ear>, Fault>;
     /// The last one was of no use: another server may be, where there are several.
     fn turn(&self);
+    /// Waits until the database is used on another server than that of the last one.
+    async fn moved(&self) {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Such a connection. Dropping a call of it loses nothing.
@@ -198,11 +202,21 @@ impl Wakeups {
     async fn keep_listening(self: Arc<Self>, ears: Box<dyn Ears>) {
         let mut failures = 0;
         loop {
-            let fault = tokio::select! {
-                fault = self.listen_until_lost(&*ears) => fault,
+            let lost = tokio::select! {
+                biased;
                 () = self.closed.cancelled() => return,
+                fault = self.listen_until_lost(&*ears) => Some(fault),
+                // The store's other connections have left that server, too, and the log says so.
+                () = ears.moved() => None,
             };
             let stood = self.stands.swap(false, Ordering::SeqCst);
+            if stood {
+                self.hear([Hint::Anything]);
+            }
+            let Some(fault) = lost else {
+                failures = 0;
+                continue;
+            };
             if stood || failures == 0 {
                 tracing::warn!(
                     why = %StoreError::from(fault),
@@ -212,14 +226,13 @@ impl Wakeups {
                 self.is_missed.store(true, Ordering::SeqCst);
             }
             failures = if stood { 1 } else { failures + 1 };
-            if stood {
-                self.hear([Hint::Anything]);
-            } else {
+            if !stood {
                 ears.turn();
             }
             let pause = BACKOFF.0.saturating_mul(1 << (failures - 1).min(6)).min(BACKOFF.1);
             tokio::select! {
                 () = sleep(pause) => {}
+                () = ears.moved() => {}
                 () = self.closed.cancelled() => return,
             }
         }
@@ -368,12 +381,69 @@ mod tests {
         }
     }
 
+    /// Servers at which nothing is heard, and of which another one may come into use.
+    struct Servers {
+        in_use: watch::Sender<usize>,
+        tried: Mutex<Vec<usize>>,
+    }
+
+    struct Silence;
+
+    #[async_trait]
+    impl Ears for Arc<Servers> {
+        async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
+            lock(&self.tried).push(*self.in_use.borrow());
+            Ok(Box::new(Silence))
+        }
+
+        fn turn(&self) {}
+
+        async fn moved(&self) {
+            let tried = lock(&self.tried).last().copied();
+            let _ = self.in_use.subscribe().wait_for(|at| Some(*at) != tried).await;
+        }
+    }
+
+    #[async_trait]
+    impl Ear for Silence {
+        async fn next(&mut self) -> Result<String, Fault> {
+            std::future::pending().await
+        }
+    }
+
+    fn own() -> Arc<Own<SqliteDialect>> {
+        let targets = Arc::new(Targets::one("x.db", SqliteConnectOptions::new()));
+        Own::new(&Shared { targets, doubt: Arc::default(), pooler: Pooler::None })
+    }
+
+    // req: KEEP-17
+    #[tokio::test]
+    async fn a_listener_follows_the_others_to_their_server_at_once() {
+        let servers = Arc::new(Servers { in_use: watch::Sender::new(0), tried: Mutex::default() });
+        let wakeups = Wakeups::start(&own(), Some(Box::new(Arc::clone(&servers))));
+        let _hints = wakeups.listen().unwrap();
+        for at in [1, 2] {
+            while lock(&servers.tried).len() < at {
+                yield_now().await;
+            }
+            let moved = Instant::now();
+            servers.in_use.send_replace(at);
+            while lock(&servers.tried).len() == at && moved.elapsed() < PROOF / 2 {
+                yield_now().await;
+            }
+            assert_eq!(
+                lock(&servers.tried).last(),
+                Some(&at),
+                "nothing was heard there yet, and it is left all the same"
+            );
+        }
+        wakeups.close().await;
+    }
+
     // req: KEEP-17
     #[tokio::test]
     async fn a_flood_of_others_words_leaves_the_node_its_turns() {
-        let targets = Arc::new(Targets::one("x.db", SqliteConnectOptions::new()));
-        let own = Own::<SqliteDialect>::new(&Shared { targets, doubt: Arc::default(), pooler: Pooler::None });
-        let wakeups = Wakeups::start(&own, Some(Box::new(Flood)));
+        let wakeups = Wakeups::start(&own(), Some(Box::new(Flood)));
         let _hints = wakeups.listen().unwrap();
         // On one thread: whoever keeps it would let nothing of this happen.
         let since = Instant::now();

@@ -155,7 +155,8 @@ async fn cancelling_at_another_node_stops_the_work(database: TestDatabase) {
     let work = here.script.next().await;
     let cancelled = there.engine.cancel(&caller, task.id).await.unwrap();
     assert_eq!(cancelled.status, CANCELLED);
-    assert_eq!(cancelled.message.as_deref(), Some("cancelled by request"));
+    let message = "cancelled by request; that its work has stopped is not confirmed";
+    assert_eq!(cancelled.message.as_deref(), Some(message));
     here.engine.watch_once().await.unwrap();
     work.stop.cancelled().await;
     work.answer("too late");

@@ -21,6 +21,8 @@ contract! {
     a_question_that_was_seen_stays_with_its_stream_at_another_node,
     a_result_takes_along_the_question_that_it_held,
     of_streams_that_go_on_in_the_same_moment_one_stays,
+    of_streams_that_go_on_in_the_same_moment_the_one_with_the_question_stays,
+    a_stream_that_takes_back_what_it_had_is_not_let_go_meanwhile,
     a_question_that_was_not_seen_is_shown_again_with_a_number_of_its_own,
     a_question_that_was_put_on_the_old_line_goes_on_under_its_id,
     a_node_that_comes_back_from_the_dead_takes_nothing_from_who_has_it,
@@ -119,8 +121,12 @@ impl Asking {
     async fn rounds(&self) {
         let signals = "SELECT COUNT(*) FROM signals WHERE payload IS NOT NULL";
         until("the hint is there", async || self.world.database.number(signals).await > 0).await;
+        self.rounds_of([&self.here, &self.there]).await;
+    }
+
+    async fn rounds_of(&self, nodes: [&Node; 2]) {
         for _ in 0..3 {
-            for node in [&self.here, &self.there] {
+            for node in nodes {
                 node.engine.watch_once().await.unwrap();
                 node.engine.recover_once().await.unwrap();
             }
@@ -163,20 +169,94 @@ async fn of_streams_that_go_on_in_the_same_moment_one_stays(database: TestDataba
     let resume = after(stream.id(), count);
     let one = asking.result_stream(&asking.there, resume).await;
     let other = asking.result_stream(&asking.here, resume).await;
+    both_hints_are_there(&asking).await;
+    asking.rounds().await;
+    // The one that is let go has asked the database first.
+    let (mut one, mut other) = (one, other);
+    until("one of them is let go", async || !(is_open(&mut one) && is_open(&mut other))).await;
+    asking.rounds().await;
+    assert!(is_open(&mut one) != is_open(&mut other));
+}
+
+/// Both nodes by their ids: where streams were opened in the same moment, that of the first would give way to that of the other.
+fn by_id(asking: &Asking) -> [&Node; 2] {
+    let mut nodes = [&asking.here, &asking.there];
+    nodes.sort_by_key(|node| node.engine.node());
+    nodes
+}
+
+// req: HTTP-09, INPUT-04
+async fn of_streams_that_go_on_in_the_same_moment_the_one_with_the_question_stays(database: TestDatabase) {
+    for (holder_would_give_way, holder_looks_first) in [(true, false), (true, true), (false, false), (false, true)] {
+        let asking = Asking::new(TestDatabase::new(database.backend).await).await;
+        let stream = asking.result_stream(&asking.here, None).await;
+        let Seen { stream, id, count } = asking.question(&asking.here, stream).await;
+        let resume = after(stream.id(), count);
+        let [first, last] = by_id(&asking);
+        let (holder, other) = if holder_would_give_way { (first, last) } else { (last, first) };
+        let mut passed = asking.result_stream(other, resume).await;
+        let mut kept = asking.result_stream(holder, resume).await;
+        let order = if holder_looks_first { [holder, other] } else { [other, holder] };
+        both_hints_are_there(&asking).await;
+        asking.rounds_of(order).await;
+        ends(&mut passed).await;
+        drop(passed);
+        asking.rounds_of(order).await;
+        assert!(is_open(&mut kept), "{holder_would_give_way} {holder_looks_first}");
+        assert!(asking.is_held(&id, holder).await);
+        assert_eq!(asking.deliveries().await, 1, "its client is not asked anew");
+        drop(stream);
+    }
+}
+
+// req: HTTP-09, INPUT-04
+async fn a_stream_that_takes_back_what_it_had_is_not_let_go_meanwhile(database: TestDatabase) {
+    let asking = Asking::new(database).await;
+    let stream = asking.result_stream(&asking.here, None).await;
+    let Seen { stream, id, count } = asking.question(&asking.here, stream).await;
+    let resume = after(stream.id(), count);
+    let [holder, other] = by_id(&asking);
+    let mut passed = asking.result_stream(other, resume).await;
+    let signals = "SELECT COUNT(*) FROM signals WHERE payload IS NOT NULL";
+    until("its hint is there", async || asking.world.database.number(signals).await == 1).await;
+    let stalled = stall(&asking).await;
+    let mut opening = Box::pin(asking.result_stream(holder, resume));
+    let mut kept = match stalled {
+        None => opening.await,
+        Some(stalled) => {
+            tokio::select! {
+                _ = &mut opening => panic!("it has taken back what nobody may write"),
+                () = is_stalled(&asking) => {}
+            }
+            // It hears of the other one, which has the question for the moment.
+            holder.engine.watch_once().await.unwrap();
+            drop(stalled);
+            opening.await
+        }
+    };
+    both_hints_are_there(&asking).await;
+    asking.rounds_of([other, holder]).await;
+    ends(&mut passed).await;
+    drop(passed);
+    asking.rounds_of([other, holder]).await;
+    assert!(is_open(&mut kept));
+    assert!(asking.is_held(&id, holder).await);
+    drop(stream);
+}
+
+async fn both_hints_are_there(asking: &Asking) {
     let signals = "SELECT COUNT(*) FROM signals WHERE payload IS NOT NULL";
     until("both hints are there", async || asking.world.database.number(signals).await == 2).await;
-    asking.rounds().await;
-    let mut open = 0;
-    for mut stream in [one, other] {
-        let is_open = loop {
-            match stream.next().now_or_never() {
-                Some(Item::Message { .. }) => {}
-                ended => break ended.is_none(),
-            }
-        };
-        open += u32::from(is_open);
+}
+
+/// Whether it goes on, whatever was said on it.
+fn is_open(stream: &mut Stream) -> bool {
+    loop {
+        match stream.next().now_or_never() {
+            Some(Item::Message { .. }) => {}
+            ended => return ended.is_none(),
+        }
     }
-    assert_eq!(open, 1);
 }
 
 // req: HTTP-09, INPUT-14

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::client::Client;
 use crate::support::cluster::{Cluster, Stop};
-use crate::support::database::number;
-use crate::support::server::{Server, binary, new_token};
+use crate::support::database::{Backend, TestDatabase, number};
+use crate::support::server::{Server, binary, lasting_address, new_token};
 use crate::support::tasks::new_task;
 
 /// From the moment at which another server can be used until it is.
@@ -187,6 +187,20 @@ async fn a_node_goes_on_when_its_primary_is_lost() {
         client.until_status(id, "completed").await;
     }
     server.wait_for_line("the database is used on another server from now on").await;
+    let log = server.kill().await.join("\n");
+    assert_eq!(log.matches("on another server").count(), 1, "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
+}
+
+// req: OPS-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_says_once_that_it_passed_a_server_over() {
+    let database = TestDatabase::new(Backend::Postgres).await;
+    let folder = tempfile::tempdir().unwrap();
+    let dead = format!("postgres://postgres:hunter2@{}/tasks", lasting_address());
+    let settings = format!("[database]\nurls = [{dead:?}, {:?}]\n", database.url);
+    std::fs::write(folder.path().join("taskhold.toml"), settings).unwrap();
+    let server = Server::start_in(Some(folder.path()), &dead, &["--demo"]).await;
     let log = server.kill().await.join("\n");
     assert_eq!(log.matches("on another server").count(), 1, "{log}");
     assert!(!log.contains("hunter2"), "{log}");

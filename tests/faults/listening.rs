@@ -1,5 +1,7 @@
 //! Where hints are heard, while servers go and take each other's place.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -7,11 +9,14 @@ use taskhold::domain::clock::Timestamp;
 use taskhold::domain::context::ContextKey;
 use taskhold::domain::ids::{SessionId, TaskId};
 use taskhold::domain::work::NewTask;
+use taskhold::lifecycle::spawn;
 use taskhold::store::{self, DatabaseOptions, Hint, Hints, Store, SystemStore};
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::http::harness::until;
 use crate::support::cluster::{Cluster, Stop};
+use crate::support::database::{Backend, TestDatabase};
 use crate::support::tasks::new_task;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -66,4 +71,36 @@ async fn the_server_that_takes_writes_is_listened_to() {
     for store in [here, there] {
         store.system().close().await;
     }
+}
+
+/// A server that takes connections and says nothing; and how many it took.
+async fn silent_server() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("postgres://postgres@{}/tasks", listener.local_addr().unwrap());
+    let taken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&taken);
+    spawn("silent server", async move {
+        let mut kept = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            count.fetch_add(1, Ordering::SeqCst);
+            kept.push(stream);
+        }
+    });
+    (url, taken)
+}
+
+// req: KEEP-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_listens_at_a_server_that_the_store_has_passed_over() {
+    let database = TestDatabase::new(Backend::Postgres).await;
+    let (silent, taken) = silent_server().await;
+    let urls = [silent, database.url.clone()].map(SecretString::from).to_vec();
+    let options = DatabaseOptions { urls, ..DatabaseOptions::new("sqlite://not-used.db") };
+    let store = store::open(&options).await.unwrap();
+    let before = taken.load(Ordering::SeqCst);
+    assert!(before > 0, "it was tried first");
+    let _hints = store.system().hints().unwrap();
+    until_it_hears(&store).await;
+    assert_eq!(taken.load(Ordering::SeqCst), before);
+    store.system().close().await;
 }

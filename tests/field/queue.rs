@@ -144,9 +144,12 @@ async fn a_cancel_needs_nobody_who_runs(database: TestDatabase) {
     world.database.silence_nodes(Duration::from_secs(30)).await;
     world.rules.slots = 0;
     let here = world.node().await;
-    for task in [&leased, &queued] {
+    for (task, message) in [
+        (&leased, "cancelled by request; that its work has stopped is not confirmed"),
+        (&queued, "cancelled by request"),
+    ] {
         let cancelled = here.engine.cancel(&caller, task.id).await.unwrap();
-        assert_eq!(cancelled.status, Status::Ended(Ending::Cancelled));
+        assert_eq!((cancelled.status, cancelled.message.as_deref()), (Status::Ended(Ending::Cancelled), Some(message)));
     }
     here.beat_until_it_may_judge().await;
     assert_eq!(here.engine.recover_once().await.unwrap(), 0, "nothing is left to settle");

@@ -1,6 +1,7 @@
 //! HTTP by persona: the real router, server, engine and database; work is done by the test, call by call.
 
 mod calls;
+mod draining;
 mod eras;
 pub mod harness;
 mod inputs;

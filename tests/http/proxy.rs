@@ -1,18 +1,15 @@
 //! Streams behind a proxy that buffers and cuts what is idle: a real nginx, with its time-outs divided about as the
 //! service's keep-alives are.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
-use tempfile::TempDir;
-use tokio::process::{Child, Command};
 
 use super::harness::Service;
 use crate::support::client::Client;
 use crate::support::database::{Backend, TestDatabase};
 use crate::support::events::Events;
-use crate::support::server::lasting_address;
+use crate::support::nginx::Nginx;
 
 /// 60 s with a service's keep-alives of 15 s would be one second here; on a busy machine a keep-alive may be late by as much.
 const CUT_AFTER: Duration = Duration::from_secs(3);
@@ -21,44 +18,16 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 /// Several times as long as a proxy waits for what is silent.
 const IDLE: Duration = Duration::from_secs(10);
 
-struct Nginx {
-    child: Child,
-    url: String,
-    _folder: TempDir,
-}
-
-impl Nginx {
-    /// In front of `url`, with buffering on.
-    async fn start(url: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let address = lasting_address();
-        let at = folder.path().display();
-        let upstream = url.trim_end_matches("/mcp");
-        let cut_after = CUT_AFTER.as_secs();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("{name}_temp_path {at}/{name};"))
-            .concat();
-        let configuration = format!(
-            "daemon off; master_process off; pid {at}/pid; error_log {at}/error.log; events {{}}\n\
-             http {{ access_log off; {temporary} server {{ listen {address}; location / {{ proxy_pass {upstream};\n\
-             proxy_http_version 1.1; proxy_buffering on; proxy_read_timeout {cut_after}s; }} }} }}\n"
-        );
-        let file = folder.path().join("nginx.conf");
-        std::fs::write(&file, configuration).unwrap();
-        // Where Debian has it, which may not be on the path of whoever runs the tests.
-        let program =
-            ["/usr/sbin/nginx"].into_iter().find(|path| std::path::Path::new(path).exists()).unwrap_or("nginx");
-        let child = Command::new(program)
-            .args(["-c", &file.display().to_string(), "-p", &folder.path().display().to_string()])
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("nginx is installed");
-        let nginx = Self { child, url: format!("http://{address}/mcp"), _folder: folder };
-        super::harness::until("nginx listens", async || tokio::net::TcpStream::connect(&address).await.is_ok()).await;
-        nginx
-    }
+/// In front of `url`, with buffering on.
+async fn buffering(url: &str) -> Nginx {
+    let (upstream, cut_after) = (url.trim_end_matches("/mcp"), CUT_AFTER.as_secs());
+    Nginx::start(|address| {
+        format!(
+            "server {{ listen {address}; location / {{ proxy_pass {upstream}; proxy_http_version 1.1;\n\
+             proxy_buffering on; proxy_read_timeout {cut_after}s; }} }}"
+        )
+    })
+    .await
 }
 
 // req: NOTE-08
@@ -66,8 +35,8 @@ impl Nginx {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_streams_live_behind_a_proxy_that_cuts_and_buffers() {
     let service = Service::start(TestDatabase::new(Backend::Sqlite).await).await;
-    let mut nginx = Nginx::start(&service.url).await;
-    let client = Client::connected(&nginx.url, "owner").await;
+    let nginx = buffering(&service.url).await;
+    let client = Client::connected(&nginx.url(), "owner").await;
     let id = client.task("optional", json!({})).await["taskId"].clone();
     let work = service.script.next().await;
     let began = std::time::Instant::now();
@@ -101,5 +70,5 @@ async fn idle_streams_live_behind_a_proxy_that_cuts_and_buffers() {
     }
     let rest = result.rest().await;
     assert_eq!(rest.last().unwrap()["result"]["content"][0]["text"], "done");
-    nginx.child.kill().await.unwrap();
+    nginx.kill().await;
 }

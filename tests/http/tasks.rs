@@ -231,7 +231,7 @@ async fn a_cancel_ends_a_task_for_all_who_wait(database: TestDatabase) {
         .collect();
     let cancelled = client.cancel(&id).await.result();
     assert_eq!((cancelled["status"].as_str(), cancelled.get("_meta")), (Some("cancelled"), None));
-    assert_eq!(cancelled["statusMessage"], "cancelled by request");
+    assert_eq!(cancelled["statusMessage"], "cancelled by request; that its work has stopped is not confirmed");
     call.stop.cancelled().await;
     let began = Instant::now();
     let expected =

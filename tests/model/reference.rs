@@ -472,7 +472,10 @@ impl Model {
             Some(status) if allowed && !self.tasks[task].reaped => {
                 let model = &mut self.tasks[task];
                 model.task.status = status;
-                model.task.message.clone_from(&message);
+                let runs = model.live.as_ref().is_some_and(|live| live.lease.is_some());
+                let unconfirmed =
+                    if runs && by.is_none() { "; that its work has stopped is not confirmed" } else { "" };
+                model.task.message = message.as_ref().map(|message| format!("{message}{unconfirmed}"));
                 model.task.updated = model.task.updated.moved_to(now);
                 model.task.expires = expires;
                 model.outcome = Some(outcome.clone());

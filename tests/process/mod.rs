@@ -1,5 +1,6 @@
 //! The real binary, the real demo server, real databases: kills, restarts, two processes on one database.
 
+mod behind_nginx;
 mod big_results;
 mod idle;
 mod input;

@@ -7,6 +7,7 @@ pub mod events;
 pub mod fixtures;
 pub mod host;
 pub mod modern;
+pub mod nginx;
 pub mod pgbouncer;
 pub mod pgproxy;
 pub mod processes;

@@ -74,6 +74,8 @@ pub(super) struct Streams {
     ended: signals::Ended,
     /// Told when a stream has given back what it held.
     given_back: Notify,
+    /// Told when a stream has taken back what it had, or is gone.
+    settled: Notify,
     /// When the last whole round of questions began, in microseconds; 0 before the first.
     last_round: AtomicI64,
 }
@@ -162,6 +164,8 @@ struct Held {
     sequence: i64,
     /// The key of the stream of this node on which that was, 0 if it was on another node's.
     sent_on: u64,
+    /// Whether its stream, when it was resumed, took it from whoever had it.
+    regained: bool,
     /// Of one that was sent as a task.
     following: Option<Following>,
 }
@@ -179,6 +183,7 @@ impl Streams {
             rates: signals::Rates::default(),
             ended: signals::Ended::default(),
             given_back: Notify::new(),
+            settled: Notify::new(),
             last_round: AtomicI64::new(0),
         }
     }

@@ -140,7 +140,7 @@ impl Engine {
         if let Some(streams) = self.streams.lock().sessions.get_mut(&session) {
             streams.stands(&news.changed, resume);
         }
-        self.streams.lock().is_ready(opened.key);
+        self.streams.is_ready(opened.key);
         let (engine, caller) = (Arc::clone(self), caller.clone());
         lifecycle::spawn("offer", async move {
             for question in news.open {
@@ -197,7 +197,7 @@ impl Engine {
             let taken = self.take_back(caller, &place, resume).await;
             self.signal_resumed(task.context, resume.stream, place.line.opened());
             taken?;
-            self.streams.lock().is_ready(place.key);
+            self.streams.is_ready(place.key);
         }
         let engine = Arc::clone(self);
         lifecycle::spawn("offer", async move {
@@ -260,6 +260,7 @@ impl Engine {
             }
             (Streams::let_go_of(&mut state, key, stream), context, last, stream)
         };
+        self.streams.settled.notify_waiters();
         self.give_back(held, context, Some(stream));
         // A node that leaves is found gone.
         if let Some(id) = last.filter(|_| !self.is_draining() && tokio::runtime::Handle::try_current().is_ok()) {
@@ -278,6 +279,7 @@ impl Engine {
             }
             (Streams::let_go_of(&mut state, key, closed.stream), closed)
         };
+        self.streams.settled.notify_waiters();
         self.give_back(held, closed.context, Some(closed.stream));
     }
 
@@ -301,6 +303,12 @@ impl Engine {
 }
 
 impl Streams {
+    /// A stream knows how its tasks stand, and has taken back what it had.
+    fn is_ready(&self, key: u64) {
+        self.lock().is_ready(key);
+        self.settled.notify_waiters();
+    }
+
     pub(super) fn end_session(&self, session: SessionId) {
         self.ended.add(session, self.clock.now());
         let state = self.lock();

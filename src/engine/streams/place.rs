@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::line::Line;
-use super::{ResultStream, SessionStreams, State, Streams};
+use super::{Opened, ResultStream, SessionStreams, State, Streams};
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{ContextId, DeliveryId, NodeId, SessionId, StreamId, TaskId};
 use crate::domain::session::SessionStream;
 use crate::engine::Engine;
 use crate::lifecycle;
-use crate::store::{StoreError, StreamPlace};
+use crate::store::{Closing, StoreError, StreamPlace, Watch};
 
 /// An open stream counts as a use of its session, written at most this often.
 const USED_EVERY: Duration = Duration::from_secs(600);
@@ -30,6 +30,13 @@ enum Turn {
     Ours(StreamId),
     /// The session has ended.
     Over,
+}
+
+/// A stream of this node.
+struct Found<'s> {
+    key: u64,
+    line: &'s Arc<Line>,
+    is_ready: bool,
 }
 
 impl Engine {
@@ -163,18 +170,41 @@ impl Engine {
             // The client may have come back here since.
             let is_here = session.is_some_and(|session| engine.streams.has_turn(session));
             if let Some((stream, opened)) = resumed.filter(|_| !is_here) {
-                engine.let_stream_go(context, stream, (opened, node));
+                engine.let_stream_go(context, stream, (opened, node)).await;
             }
         });
     }
 
-    /// A stream that was here goes on at another node: what it holds, that one may have.
-    fn let_stream_go(self: &Arc<Self>, context: ContextId, stream: StreamId, there: (Timestamp, NodeId)) {
+    /// A stream that was here goes on at another node: what it holds, that one may have. Where its client came back to both in
+    /// the same moment, the stream stays that took back last what both had; if that was nothing, the one that was opened
+    /// last. So both nodes decide alike, and as the database does.
+    async fn let_stream_go(self: &Arc<Self>, context: ContextId, stream: StreamId, there: (Timestamp, NodeId)) {
+        let Some((key, regained)) = self.streams.once_settled(context, stream).await else { return };
         let here = self.membership.node();
+        let mut is_moved = false;
+        if !regained.is_empty() {
+            let watch = Watch { held: regained.clone(), node: Some(here), ..Watch::nothing(self.now()) };
+            let closed = match self.store.system().watch(watch).await {
+                Ok(news) => news.closed,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot look for what a stream holds; the next round does");
+                    return;
+                }
+            };
+            if regained.iter().any(|id| closed.iter().all(|closed| closed.delivery != *id)) {
+                return;
+            }
+            is_moved = closed.iter().any(|closed| closed.how == Closing::Moved);
+        }
         let held = {
             let mut state = self.streams.lock();
-            let is_later = |opened: Timestamp| (opened, here) > there;
-            let Some((key, line)) = state.close_stream(context, stream, is_later) else { return };
+            // Its client may have come back here since.
+            let Some(found) = state.stream(context, stream).filter(|found| found.key == key) else { return };
+            if !is_moved && (found.line.opened(), here) > there {
+                return;
+            }
+            found.line.close();
+            let line = Arc::clone(found.line);
             Streams::leave(&mut state, key, stream, &line)
         };
         self.give_back(held, context, Some(stream));
@@ -198,6 +228,25 @@ impl Streams {
     /// The id of this node's streams of a session, if it has any.
     pub(super) fn place_of(&self, session: SessionId) -> Option<StreamId> {
         self.lock().sessions.get(&session).map(|streams| streams.id)
+    }
+
+    /// A stream of this node, as soon as it has taken back what it had: its key, and what that was. `None` if it is not here,
+    /// or not any more.
+    async fn once_settled(&self, context: ContextId, stream: StreamId) -> Option<(u64, Vec<DeliveryId>)> {
+        loop {
+            let settled = self.settled.notified();
+            tokio::pin!(settled);
+            settled.as_mut().enable();
+            {
+                let state = self.lock();
+                let Found { key, is_ready, .. } = state.stream(context, stream)?;
+                if is_ready {
+                    let of_it = state.held.iter().filter(|(_, held)| held.target.key == key && held.regained);
+                    return Some((key, of_it.map(|(delivery, _)| *delivery).collect()));
+                }
+            }
+            settled.await;
+        }
     }
 
     /// Forgets what a stream held that goes on at another node, to be given back.
@@ -309,20 +358,14 @@ impl ResultStream {
 }
 
 impl State {
-    /// Ends a stream of this node, unless that was opened later than another node's; its key, and its line.
-    fn close_stream(
-        &mut self,
-        context: ContextId,
-        stream: StreamId,
-        is_later: impl Fn(Timestamp) -> bool,
-    ) -> Option<(u64, Arc<Line>)> {
+    fn stream(&self, context: ContextId, stream: StreamId) -> Option<Found<'_>> {
         let mut sessions = self.sessions.values().filter(|streams| streams.context == context);
         let opened = sessions.find_map(|streams| streams.open.iter().find(|opened| opened.stream == stream));
-        let opened = opened.map(|opened| (opened.key, &opened.line));
-        let result =
-            self.results.values().flatten().find(|result| result.stream == stream && result.context == context);
-        let (key, line) = opened.or_else(|| result.map(|result| (result.key, &result.line)))?;
-        (!is_later(line.opened())).then(|| line.close())?;
-        Some((key, Arc::clone(line)))
+        if let Some(Opened { key, line, is_ready, .. }) = opened {
+            return Some(Found { key: *key, line, is_ready: *is_ready });
+        }
+        let mut results = self.results.values().flatten();
+        let result = results.find(|result| result.stream == stream && result.context == context)?;
+        Some(Found { key: result.key, line: &result.line, is_ready: result.is_ready.load(Ordering::Relaxed) })
     }
 }

@@ -71,9 +71,11 @@ impl Streams {
             if let Some(before) = before {
                 state.held.remove(&before);
             }
-            // Whoever follows the client's task goes on.
-            let following = state.held.remove(&delivery).and_then(|old| old.following);
-            held.following = following.or(held.following);
+            if let Some(old) = state.held.remove(&delivery) {
+                held.regained = old.regained;
+                // Whoever follows the client's task goes on.
+                held.following = old.following.or(held.following);
+            }
             state.held.insert(delivery, held);
         }
         is_put
@@ -137,7 +139,7 @@ impl Engine {
                     told,
                 });
                 let sent_on = target.key;
-                let held = Held { subject, target, purpose, sequence, sent_on, following };
+                let held = Held { subject, target, purpose, sequence, sent_on, regained: false, following };
                 if self.streams.hold(held, delivery, before, place.is_some().then_some(message)) {
                     return Placed::At(delivery);
                 }

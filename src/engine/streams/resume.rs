@@ -207,14 +207,14 @@ impl State {
         let target = self.target_of(task, opened)?;
         if let Some(held) = self.held.get_mut(&delivery) {
             // The node that had it since may have sent it again.
-            (held.target, held.sequence) = (target, sequence);
+            (held.target, held.sequence, held.regained) = (target, sequence, true);
             return Some(None);
         }
         let subject = Subject { input, task, context, question, client_task: client_task.clone() };
         let is_task = purpose != Purpose::Question || target.capabilities.takes_tasks(subject.question.kind);
         let following = is_task.then(|| Following::new(client_task, target.capabilities.cancels_tasks()));
         let again = following.as_ref().map(|following| Arc::clone(&following.told));
-        let mut held = Held { subject, target, purpose, sequence, sent_on: 0, following };
+        let mut held = Held { subject, target, purpose, sequence, sent_on: 0, regained: true, following };
         let is_shown = sequence > after && held.is_still_asked();
         if let Some(following) = held.following.as_mut().filter(|following| !is_shown && following.known.is_some()) {
             // It may have been answered while nobody listened.

@@ -20,6 +20,7 @@ use crate::domain::mode::TaskMode;
 use crate::domain::session::Session;
 use crate::engine::{Called, Caller, Refusal, Stream, ToolCall};
 use crate::http::Front;
+use crate::http::error::legacy::Refused;
 use crate::http::error::{Rejection, refusal_error, store_error, task_not_found};
 use crate::http::middleware::access_log::Served;
 use crate::http::middleware::media::Accepts;
@@ -219,7 +220,7 @@ impl<'a> Exchange<'a> {
             Some(Method::TasksGet) if tasks => self.tasks_get(params).await,
             Some(Method::TasksResult) if tasks => match tasks::task_id(params) {
                 Ok(Some(task)) => return self.tasks_result(task).await,
-                Ok(None) => Err(task_not_found()),
+                Ok(None) => Err(task_not_found().into()),
                 Err(error) => Err(error.into()),
             },
             Some(Method::TasksCancel) if tasks => self.tasks_cancel(params).await,
@@ -229,23 +230,23 @@ impl<'a> Exchange<'a> {
             None
             | Some(
                 Method::Initialize | Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
-            ) => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found")),
+            ) => Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found").into()),
         };
         self.answer(answer)
     }
 
-    pub(super) fn answer(&self, answer: Result<RawJson, ErrorObject>) -> Response {
-        let message = match answer {
-            Ok(result) => write_result(&self.id, &result),
-            Err(error) => write_error(Some(&self.id), &error.to_raw()),
-        };
-        answer::now(self.accepts, message)
+    pub(super) fn answer(&self, answer: Result<RawJson, Refused>) -> Response {
+        match answer {
+            Ok(result) => answer::now(self.accepts, write_result(&self.id, &result)),
+            Err(Refused::Error(error)) => answer::now(self.accepts, write_error(Some(&self.id), &error.to_raw())),
+            Err(Refused::Draining) => Rejection::Draining.to_response(Some(&self.id)),
+        }
     }
 
-    fn tools_list(&self, params: Option<&RawJson>) -> Result<RawJson, ErrorObject> {
+    fn tools_list(&self, params: Option<&RawJson>) -> Result<RawJson, Refused> {
         // All tools are on one page: no cursor of ours is out there.
         if tasks::cursor(params)?.is_some() {
-            return Err(refusal_error(&Refusal::BadCursor));
+            return Err(Refusal::BadCursor.into());
         }
         let tools = self.front.state.engine.tools();
         let shown: Vec<_> = tools
@@ -258,16 +259,16 @@ impl<'a> Exchange<'a> {
         Ok(tools::list_result(shown.iter()))
     }
 
-    async fn tools_call(&self, params: Option<&RawJson>) -> Result<Response, ErrorObject> {
+    async fn tools_call(&self, params: Option<&RawJson>) -> Result<Response, Refused> {
         let call = CallParams::parse(params)?;
         let engine = &self.front.state.engine;
-        let tool = engine.tool(&call.name).ok_or_else(|| refusal_error(&Refusal::UnknownTool(call.name.clone())))?;
+        let tool = engine.tool(&call.name).ok_or_else(|| Refusal::UnknownTool(call.name.clone()))?;
         // The engine knows these rules too; here they come before the parameters have a say (HTTP-13).
         let task = call.task.filter(|_| self.caller.tasks_enabled);
         match (tool.mode, &task) {
-            (TaskMode::Never, Some(_)) => return Err(refusal_error(&Refusal::TaskForbidden { tool: call.name })),
+            (TaskMode::Never, Some(_)) => return Err(Refusal::TaskForbidden { tool: call.name }.into()),
             (TaskMode::Always, None) if self.caller.tasks_enabled => {
-                return Err(refusal_error(&Refusal::TaskRequired { tool: call.name }));
+                return Err(Refusal::TaskRequired { tool: call.name }.into());
             }
             _ => {}
         }
@@ -281,8 +282,7 @@ impl<'a> Exchange<'a> {
         };
         match ttl {
             Some(ttl) => {
-                let created =
-                    engine.create_task(&self.caller, call, ttl).await.map_err(|refusal| refusal_error(&refusal))?;
+                let created = engine.create_task(&self.caller, call, ttl).await?;
                 let text = created.immediate_response.as_deref();
                 Ok(self.answer(Ok(tasks::create_result(&created.task, engine.now(), engine.ttl_rules(), text))))
             }
@@ -305,6 +305,7 @@ impl<'a> Exchange<'a> {
         let asked = asked(&self.id, self.accepts.events, true);
         match self.front.state.engine.call(&self.caller, call, asked).await {
             Ok(stream) => self.later(stream, StreamKind::Call { request: self.id.as_raw().to_owned() }).await,
+            Err(refusal @ Refusal::ShuttingDown) => self.answer(Err(refusal.into())),
             Err(refusal) => match called_answer(&Err(refusal), self.revision) {
                 Some(answer) => answer::now(self.accepts, answer.to(&self.id)),
                 None => StatusCode::ACCEPTED.into_response(),
@@ -312,24 +313,24 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    async fn tasks_get(&self, params: Option<&RawJson>) -> Result<RawJson, ErrorObject> {
+    async fn tasks_get(&self, params: Option<&RawJson>) -> Result<RawJson, Refused> {
         let id = known_task_id(params)?;
         let engine = &self.front.state.engine;
-        let task = engine.get(&self.caller, id).await.map_err(|refusal| refusal_error(&refusal))?;
+        let task = engine.get(&self.caller, id).await?;
         Ok(tasks::task_object(&task, engine.now(), engine.ttl_rules()))
     }
 
-    async fn tasks_cancel(&self, params: Option<&RawJson>) -> Result<RawJson, ErrorObject> {
+    async fn tasks_cancel(&self, params: Option<&RawJson>) -> Result<RawJson, Refused> {
         let id = known_task_id(params)?;
         let engine = &self.front.state.engine;
-        let task = engine.cancel(&self.caller, id).await.map_err(|refusal| refusal_error(&refusal))?;
+        let task = engine.cancel(&self.caller, id).await?;
         Ok(tasks::task_object(&task, engine.now(), engine.ttl_rules()))
     }
 
-    async fn tasks_list(&self, params: Option<&RawJson>) -> Result<RawJson, ErrorObject> {
+    async fn tasks_list(&self, params: Option<&RawJson>) -> Result<RawJson, Refused> {
         let cursor = tasks::cursor(params)?;
         let engine = &self.front.state.engine;
-        let page = engine.list(&self.caller, cursor.as_deref()).await.map_err(|refusal| refusal_error(&refusal))?;
+        let page = engine.list(&self.caller, cursor.as_deref()).await?;
         Ok(tasks::list_result(&page.tasks, page.next.as_deref(), engine.now(), engine.ttl_rules()))
     }
 
@@ -338,7 +339,7 @@ impl<'a> Exchange<'a> {
         let asked = asked(&self.id, self.accepts.events, false);
         match self.front.state.engine.open_result_stream(&self.caller, task, asked, None).await {
             Ok(stream) => self.later(stream, StreamKind::Result { task, request: self.id.as_raw().to_owned() }).await,
-            Err(refusal) => self.answer(Err(refusal_error(&refusal))),
+            Err(refusal) => self.answer(Err(refusal.into())),
         }
     }
 }
@@ -358,6 +359,6 @@ pub(super) fn called_answer(called: &Result<Called, Refusal>, revision: Revision
 }
 
 /// Text that cannot be an id is the same as an unknown one (TASK-11).
-fn known_task_id(params: Option<&RawJson>) -> Result<TaskId, ErrorObject> {
-    tasks::task_id(params)?.ok_or_else(task_not_found)
+fn known_task_id(params: Option<&RawJson>) -> Result<TaskId, Refused> {
+    tasks::task_id(params)?.ok_or_else(|| task_not_found().into())
 }

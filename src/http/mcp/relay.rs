@@ -9,7 +9,8 @@ use super::streams::asked;
 use crate::domain::event_id::StreamKind;
 use crate::domain::json::RawJson;
 use crate::engine::{Errand, Reference, Refusal, Served};
-use crate::http::error::{refusal_error, store_error};
+use crate::http::error::legacy::Refused;
+use crate::http::error::store_error;
 use crate::protocol::jsonrpc::{ErrorObject, METHOD_NOT_FOUND};
 use crate::protocol::legacy::relay::{self, Ref};
 use crate::protocol::legacy::{Method, initialize, progress_token, tasks};
@@ -33,14 +34,10 @@ const fn is_served(served: Served, method: Method) -> bool {
 
 impl Exchange<'_> {
     /// Answers one of these methods.
-    pub(super) async fn shelf_request(
-        &self,
-        method: Method,
-        params: Option<&RawJson>,
-    ) -> Result<Response, ErrorObject> {
+    pub(super) async fn shelf_request(&self, method: Method, params: Option<&RawJson>) -> Result<Response, Refused> {
         let shelf = self.front.state.engine.shelf();
         if !is_served(shelf.served(), method) {
-            return Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found"));
+            return Err(ErrorObject::new(METHOD_NOT_FOUND, "method not found").into());
         }
         let errand = match method {
             Method::PromptsList => {
@@ -74,10 +71,10 @@ impl Exchange<'_> {
         Ok(self.relay(errand, params.cloned().unwrap_or_else(|| RawJson::trusted("{}"))).await)
     }
 
-    fn one_page(&self, list: &str, params: Option<&RawJson>, shown: &[RawJson]) -> Result<Response, ErrorObject> {
+    fn one_page(&self, list: &str, params: Option<&RawJson>, shown: &[RawJson]) -> Result<Response, Refused> {
         // Everything is on one page: no cursor of ours is out there.
         if tasks::cursor(params)?.is_some() {
-            return Err(refusal_error(&Refusal::BadCursor));
+            return Err(Refusal::BadCursor.into());
         }
         Ok(self.answer(Ok(relay::list_result(list, shown.iter()))))
     }
@@ -86,7 +83,7 @@ impl Exchange<'_> {
         let (asked, token) = (asked(&self.id, self.accepts.events, false), progress_token(Some(&params)));
         match self.front.state.engine.relay(&self.caller, errand, params, token, asked) {
             Ok(stream) => self.later(stream, StreamKind::Call { request: self.id.as_raw().to_owned() }).await,
-            Err(refusal) => self.answer(Err(refusal_error(&refusal))),
+            Err(refusal) => self.answer(Err(refusal.into())),
         }
     }
 }

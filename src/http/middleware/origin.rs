@@ -9,28 +9,55 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::body::refuse;
+use crate::domain::text::storable;
 use crate::http::error::Rejection;
 use crate::http::{Front, HttpRules};
+
+/// Bytes of a refused value in the log.
+const MOST_SHOWN: usize = 200;
 
 pub(in crate::http) async fn check(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
     let rules = &front.state.rules;
     // What to set is said in the log only: the caller may be a stranger's page.
-    if !host_is_allowed(rules, request.headers(), request.uri()) {
-        tracing::warn!("refused a request for a Host that is not in server.allowed_hosts");
+    if let Some(refused) = refused_host(rules, request.headers(), request.uri()) {
+        tracing::warn!(
+            http.host = refused,
+            "refused a request for a Host that is not allowed: if clients reach this service by that name, add it to \
+             server.allowed_hosts, or make it that of server.public_url"
+        );
         return refuse(request, rules.body_limit, &Rejection::Forbidden).await;
     }
-    if !origin_is_allowed(rules, request.headers()) {
-        tracing::warn!("refused a request from an Origin that is not in server.allowed_origins");
+    if let Some(refused) = refused_origin(rules, request.headers()) {
+        tracing::warn!(
+            http.origin = refused,
+            "refused a request from an Origin that is not allowed: if pages from there may call this service, add it to \
+             server.allowed_origins"
+        );
         return refuse(request, rules.body_limit, &Rejection::Forbidden).await;
     }
     next.run(request).await
 }
 
-fn host_is_allowed(rules: &HttpRules, headers: &HeaderMap, uri: &Uri) -> bool {
-    let allowed = |host: &str| rules.allowed_hosts.iter().any(|allowed| host_matches(allowed, host));
+/// What a request asks for that it may not; `None` if it may.
+fn refused_host(rules: &HttpRules, headers: &HeaderMap, uri: &Uri) -> Option<String> {
+    let is_allowed = |host: &str| rules.allowed_hosts.iter().any(|allowed| host_matches(allowed, host));
     let mut hosts = headers.get_all(HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
-    host.to_str().is_ok_and(allowed) && uri.authority().is_none_or(|authority| allowed(authority.as_str()))
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => host,
+        (None, _) => return Some("(none)".to_owned()),
+        (Some(_), Some(_)) => return Some("(several)".to_owned()),
+    };
+    if !host.to_str().is_ok_and(is_allowed) {
+        return Some(shown(host.as_bytes()));
+    }
+    let target = uri.authority().filter(|authority| !is_allowed(authority.as_str()));
+    target.map(|authority| shown(authority.as_str().as_bytes()))
+}
+
+/// A header's value for the log: one line of it, and not much of that.
+fn shown(value: &[u8]) -> String {
+    let text = String::from_utf8_lossy(value);
+    storable(&text.chars().take(MOST_SHOWN + 1).flat_map(char::escape_debug).collect::<String>(), MOST_SHOWN)
 }
 
 /// `allowed` without a port stands for every port.
@@ -49,21 +76,34 @@ fn split_port(host: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Compared with the list alone, never with the Host: a page that rebinds its name controls both.
-fn origin_is_allowed(rules: &HttpRules, headers: &HeaderMap) -> bool {
+/// The same for the page that a request comes from. Compared with the list alone, never with the Host: a page that rebinds its
+/// name controls both.
+fn refused_origin(rules: &HttpRules, headers: &HeaderMap) -> Option<String> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    match (origins.next(), origins.next()) {
-        (None, _) => true,
-        (Some(origin), None) => origin.to_str().is_ok_and(|origin| {
-            rules.allowed_origins.iter().any(|allowed| allowed.trim_end_matches('/').eq_ignore_ascii_case(origin))
-        }),
-        (Some(_), Some(_)) => false,
-    }
+    let origin = match (origins.next(), origins.next()) {
+        (None, _) => return None,
+        (Some(origin), None) => origin,
+        (Some(_), Some(_)) => return Some("(several)".to_owned()),
+    };
+    let is_allowed = |origin: &str| {
+        rules.allowed_origins.iter().any(|allowed| allowed.trim_end_matches('/').eq_ignore_ascii_case(origin))
+    };
+    (!origin.to_str().is_ok_and(is_allowed)).then(|| shown(origin.as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_logged_is_one_short_line() {
+        assert_eq!(shown(b"mcp.example:8443"), "mcp.example:8443");
+        assert_eq!(shown(b"a\nWARN all is well\x1b[2J\0\xff"), "a\\nWARN all is well\\u{1b}[2J\\0\u{FFFD}");
+        for long in ["x".repeat(10_000), "\u{1b}".repeat(10_000), "ä".repeat(10_000)] {
+            let shown = shown(long.as_bytes());
+            assert!(shown.len() <= MOST_SHOWN && shown.ends_with('…'), "{shown}");
+        }
+    }
 
     #[test]
     fn hosts_match_with_and_without_ports() {

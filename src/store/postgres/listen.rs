@@ -1,6 +1,7 @@
 //! Wake-ups by LISTEN and NOTIFY. The channel is named after the schema in which the tables are: two installs in two schemas
 //! of one database do not hear each other.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -8,8 +9,11 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Executor as _, Row as _};
 
+use super::super::connect::search;
 use super::super::sql::Fault;
+use super::super::targets::Targets;
 use super::super::wakeup::{Ear, Ears};
+use super::PostgresDialect;
 
 /// A statement of its own, after the commit: in a task's transaction it would hold a lock of the whole server until that ends.
 pub const NOTIFY: &str = "
@@ -18,23 +22,30 @@ const CHANNEL: &str = "SELECT 'taskhold_' || relnamespace FROM pg_class WHERE oi
 /// How long the server's connection may take to be made.
 const ACQUIRE: Duration = Duration::from_secs(3);
 
-/// The servers to listen at: one at a time, the next one when that is of no use. Whether it is, shows what comes back.
+/// The servers to listen at, one at a time.
 pub struct Listening {
     servers: Vec<PgConnectOptions>,
-    turns: AtomicUsize,
+    /// The place of the one that was tried last.
+    tried: AtomicUsize,
+    /// The same servers as the store's others know them: the one in use is listened to. Without these they are tried one
+    /// after the other, and what comes back shows whether one is of use.
+    in_use: Option<Arc<Targets<PgConnectOptions>>>,
 }
 
 impl Listening {
     /// `None` where there is no server to listen at.
-    pub fn at(servers: Vec<PgConnectOptions>) -> Option<Box<dyn Ears>> {
-        (!servers.is_empty()).then(|| Box::new(Self { servers, turns: AtomicUsize::new(0) }) as _)
+    pub fn at(servers: Vec<PgConnectOptions>, in_use: Option<Arc<Targets<PgConnectOptions>>>) -> Option<Box<dyn Ears>> {
+        (!servers.is_empty()).then(|| Box::new(Self { servers, tried: AtomicUsize::new(0), in_use }) as _)
     }
 }
 
 #[async_trait]
 impl Ears for Listening {
     async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
-        let server = &self.servers[self.turns.load(Ordering::SeqCst) % self.servers.len()];
+        if let Some(targets) = &self.in_use {
+            self.tried.store(targets.held(), Ordering::SeqCst);
+        }
+        let server = &self.servers[self.tried.load(Ordering::SeqCst) % self.servers.len()];
         // sqlx takes a listener's connection from a pool: this one has no other, and is left to nobody.
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -52,7 +63,19 @@ impl Ears for Listening {
     }
 
     fn turn(&self) {
-        self.turns.fetch_add(1, Ordering::SeqCst);
+        match &self.in_use {
+            Some(targets) => search::<PostgresDialect>(targets),
+            None => {
+                self.tried.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    async fn moved(&self) {
+        let Some(targets) = &self.in_use else { return std::future::pending().await };
+        let tried = self.tried.load(Ordering::SeqCst);
+        // It ends with the targets alone, which are held here.
+        let _ = targets.moves().wait_for(|at| *at != tried).await;
     }
 }
 

@@ -231,7 +231,7 @@ impl Person {
             self.history.note(asked, self.context, What::SentAway);
             return None;
         }
-        let for_now = matches!(reason, "temporarily_unavailable" | "database_error" | "shutting_down" | "internal");
+        let for_now = matches!(reason, "temporarily_unavailable" | "database_error" | "internal");
         if for_now || matches!(answer.status, 502 | 503) {
             return self.hiccup(asked, &format!("{method}: {} {}", answer.status, answer.body));
         }
