@@ -20,8 +20,9 @@ use crate::protocol::sse::{Event, Parser};
 const MOST_ANSWER: usize = 64 << 20;
 /// What is read of a refusal.
 const MOST_REFUSAL: usize = 64 << 10;
-/// How long after an answer the end of its stream is awaited, so that the connection can be used again.
-const LINGER: Duration = Duration::from_millis(100);
+/// How long after an answer the end of its stream is awaited, so that the connection can be used again. To make a new one takes
+/// less than to wait for a server that leaves its streams open.
+const LINGER: Duration = Duration::from_millis(20);
 
 /// A connection that is made anew when it is gone.
 pub(super) struct Link {

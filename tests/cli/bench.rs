@@ -139,7 +139,13 @@ async fn another_server_with_tasks_is_measured_as_well() {
     ] {
         for mode in modes {
             let arguments = ["--era", era, "--mode", mode, "--connections", "3", "--requests", "30"];
-            assert_whole(&measured(&demo.url, &arguments).await, 30);
+            let mut report = measured(&demo.url, &arguments).await;
+            if (era, *mode) == ("legacy", "lifecycle") {
+                // It leaves the stream open on which it has sent a task's result, so that each needs a new connection.
+                assert!(report["reconnects"].as_u64().unwrap() > 0, "{report}");
+                report["reconnects"] = 0.into();
+            }
+            assert_whole(&report, 30);
         }
     }
     let without = Demo::offering(&[]).await;
