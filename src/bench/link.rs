@@ -161,7 +161,7 @@ impl Link {
             for event in events.drain(..) {
                 match event {
                     Event::Message(text) if is_answer(&text, id) => {
-                        answer = Some((Bytes::from(text), self.clock.boot()))
+                        answer = Some((Bytes::from(text), self.clock.boot()));
                     }
                     Event::Message(_) => {}
                     Event::TooLong(outline) if outline.id.number() == Some(id) => {
