@@ -14,6 +14,7 @@
 //! * [`engine`]: the use cases; every change of a task goes through it.
 //! * [`executor`]: where work runs: upstream MCP servers.
 //! * [`demo`]: the demo upstream, an MCP server that the binary brings along.
+//! * [`bench`]: the load generator, a client of any MCP server with tasks.
 //! * [`auth`]: who is calling.
 //! * [`http`]: routes, middleware, the handlers of each era; the only place that knows axum.
 //! * [`config`], [`cli`], [`telemetry`], [`lifecycle`], [`app`]: how the parts become a program.
@@ -22,6 +23,7 @@
 
 pub mod app;
 pub mod auth;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;

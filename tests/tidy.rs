@@ -24,6 +24,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("http", &["domain::*", "protocol::*", "engine::*", "auth::*", "store", "lifecycle"]),
     ("config", &["domain::*", "store", "executor::*", "engine", "auth", "http"]),
     ("demo", &["domain::clock", "domain::ids", "lifecycle"]),
+    ("bench", &["domain::*", "protocol::*", "lifecycle"]),
 ];
 
 /// Names that a part may not use even where the wall has a door for it.
@@ -40,8 +41,10 @@ const CLOSED: &[(&str, &str, &str)] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("axum", &["http", "app"]),
-    ("hyper", &["http", "app", "demo"]),
-    ("hyper_util", &["http", "app", "demo"]),
+    ("hyper", &["http", "app", "demo", "bench"]),
+    ("hyper_util", &["http", "app", "demo", "bench"]),
+    ("hyper_rustls", &["bench"]),
+    ("rustls", &["bench"]),
     ("reqwest", &["executor", "config"]),
     ("tower_http", &["http", "app"]),
     ("dotenvy", &["config"]),

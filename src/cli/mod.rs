@@ -5,6 +5,7 @@
 //!
 //! To add a command: a file here with its arguments and its `run`, a variant of [`Command`].
 
+mod bench;
 mod check;
 mod demo_server;
 mod migrate;
@@ -81,6 +82,15 @@ enum Command {
     /// Its tools: count_primes (real work), wait, fail, crash, confirm_delete (asks before it answers). `serve --demo` puts it
     /// behind the service.
     DemoServer(demo_server::DemoServerArgs),
+    /// Measure a server: operations a second, and how long they take
+    ///
+    /// Calls a tool of any MCP server with tasks over Streamable HTTP, by many connections at once. Each begins its next operation
+    /// when the last one is answered, or, with --rate, operations begin when they are planned, and their latency counts from
+    /// then: what waits for a slow server is counted as its clients would feel it. An operation is done when its answer is there and says what
+    /// it should; all else is an error, counted by kind. Exits with 1 when no operation was done.
+    ///
+    /// Tasks that are made stay until their time to live ends.
+    Bench(bench::BenchArgs),
     /// Run an upstream's command and end it when the service is gone
     #[command(hide = true)]
     Supervise(supervise::SuperviseArgs),
@@ -102,9 +112,10 @@ impl Cli {
     fn try_run(self) -> anyhow::Result<ExitCode> {
         let Self { common, command } = self;
         match command {
-            // Both run below a service, whose configuration is not theirs.
+            // Those run below a service, or against one, whose configuration is not theirs.
             Command::Supervise(args) => Ok(args.run()),
             Command::DemoServer(args) => done(args.run()),
+            Command::Bench(args) => args.run(),
             Command::Check(args) => {
                 let mut overrides = common.overrides();
                 args.override_into(&mut overrides);

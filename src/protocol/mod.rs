@@ -7,5 +7,7 @@ pub mod jsonrpc;
 pub mod legacy;
 pub mod modern;
 pub mod number;
+pub mod outline;
 pub mod scan;
 pub mod splice;
+pub mod sse;

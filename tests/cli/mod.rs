@@ -1,5 +1,6 @@
 //! The command line as people and scripts meet it.
 
+mod bench;
 mod configuration;
 mod data;
 mod help;

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use data_encoding::HEXLOWER;
 use futures_util::FutureExt as _;
-use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +27,7 @@ use crate::domain::ids::random_bytes;
 use crate::domain::json::RawJson;
 use crate::domain::work::PROCESS_SESSION;
 use crate::protocol::jsonrpc::{error_code, write_notification};
+use crate::protocol::legacy::initialize::initialize_params;
 use crate::protocol::modern::client::{Discovered, supported_by};
 use crate::protocol::modern::errors::{HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION};
 use crate::protocol::scan::string_value;
@@ -294,11 +294,7 @@ fn of_versions(supported: &[String]) -> Probed {
 /// What the upstream declares, and the revision that was agreed on.
 async fn initialize(table: &Arc<Table>) -> Result<(RawJson, String), StartError> {
     let method = INITIALIZE;
-    let params = RawJson::trusted(format!(
-        r#"{{"protocolVersion":"{}","capabilities":{CAPABILITIES},"clientInfo":{}}}"#,
-        VERSIONS[0],
-        json!({ "name": "taskhold", "version": env!("CARGO_PKG_VERSION") })
-    ));
+    let params = initialize_params(VERSIONS[0], CAPABILITIES);
     let request = Outbound::new(table.next_number(), method, Some(&params));
     let result = match table.request(request, &CancellationToken::new()).await {
         Ok(Reply::Result(result)) => result,

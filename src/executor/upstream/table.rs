@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::era::Era;
 use super::inbox::Inbox;
-use super::lines::{Named, Outline, outline};
 use super::link::task_id;
 use super::modern::{self, Subscriptions};
 use super::noise::Noise;
@@ -21,6 +20,7 @@ use crate::domain::json::RawJson;
 use crate::protocol::jsonrpc::{
     ErrorObject, INVALID_PARAMS, Message, Notification, Request, Response, ResponseBody, write_error,
 };
+use crate::protocol::outline::{Named, Outline, outline};
 
 /// What a message may hold besides the result.
 const LINE_SLACK: usize = 64 << 10;

@@ -2,7 +2,7 @@
 
 use crate::domain::json::RawJson;
 use crate::protocol::scan::string_value;
-use crate::protocol::splice::{member, set_members};
+use crate::protocol::splice::{member, quoted, set_members};
 
 use super::{InvalidParams, Revision, param};
 
@@ -34,6 +34,16 @@ impl InitializeParams {
         };
         Ok(Self { protocol_version, capabilities })
     }
+}
+
+/// The params with which this program opens a session of its own; `capabilities` is an object.
+#[must_use]
+pub fn initialize_params(revision: &str, capabilities: &str) -> RawJson {
+    RawJson::trusted(format!(
+        r#"{{"protocolVersion":{},"capabilities":{capabilities},"clientInfo":{{"name":"taskhold","version":"{}"}}}}"#,
+        quoted(revision),
+        env!("CARGO_PKG_VERSION"),
+    ))
 }
 
 /// What a client's capabilities mean in the revision that was agreed on: older ones know no modes of elicitation, no uses of

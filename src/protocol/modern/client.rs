@@ -9,9 +9,11 @@ use crate::domain::text::storable;
 use crate::protocol::scan::string_value;
 use crate::protocol::splice::{items, member, members, quoted, set_meta};
 
+use super::headers::{METHOD_HEADER, NAME_HEADER, VERSION_HEADER, encoded};
 use super::meta::{CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION_KEY};
+use super::param_headers::ParamHeader;
 use super::results::OURS;
-use super::{TASKS_EXTENSION, VERSION};
+use super::{Method, NameHeader, TASKS_EXTENSION, VERSION};
 
 /// How much of a word that is not known is shown.
 const MOST_SHOWN: usize = 60;
@@ -33,6 +35,26 @@ pub fn with_tasks(declared: &str) -> String {
     let rest = declared.strip_prefix('{').unwrap_or("}");
     let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
     format!(r#"{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}{comma}{rest}"#)
+}
+
+/// The headers of a request, which repeat what it says.
+#[must_use]
+pub fn heading(method: &str, params: Option<&RawJson>) -> Vec<(&'static str, String)> {
+    let mut heading = vec![(VERSION_HEADER, VERSION.to_owned()), (METHOD_HEADER, method.to_owned())];
+    let named = match Method::from_name(method).map(Method::name_header) {
+        Some(NameHeader::Required(name) | NameHeader::IfPresent(name)) => Some(name),
+        Some(NameHeader::None) | None => None,
+    };
+    let name = named.and_then(|named| string_value(member(params?.as_str(), named)?));
+    heading.extend(name.map(|name| (NAME_HEADER, encoded(&name).into_owned())));
+    heading
+}
+
+/// The headers that repeat arguments of a call.
+#[must_use]
+pub fn argument_headers(declared: &[ParamHeader], params: &RawJson) -> Vec<(String, String)> {
+    let arguments = member(params.as_str(), "arguments").unwrap_or("{}");
+    declared.iter().filter_map(|header| Some((header.header.clone(), header.repeats(arguments)?))).collect()
 }
 
 /// What a result is, by its `resultType`.

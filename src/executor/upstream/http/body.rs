@@ -2,7 +2,7 @@
 
 use reqwest::Response;
 
-use super::super::lines::{Meter, Outline};
+use crate::protocol::outline::{Meter, Outline};
 
 /// How many times the limit is read to tell the size of an answer that is over it.
 const MEASURED: usize = 8;

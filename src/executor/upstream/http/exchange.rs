@@ -11,10 +11,10 @@ use super::super::requests::{NoReply, Reply};
 use super::body::{self, Body};
 use super::listen::{Cursor, Opened, SHORT};
 use super::refusal::{self, Media, media};
-use super::sse::{Event, Parser};
 use super::{Http, SESSION_OVER, SPEAKS_OTHERWISE, remote};
 use crate::domain::ids::random_bytes;
 use crate::domain::lease::backoff;
+use crate::protocol::sse::{Event, Parser};
 
 /// How long after the answer the rest of its stream is awaited, so that its connection can be used again.
 const LINGER: Duration = Duration::from_millis(500);

@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::exchange::Followed;
 use super::refusal::{Media, media};
-use super::sse::Parser;
 use super::{Http, SESSION_OVER, remote};
 use crate::domain::ids::random_bytes;
 use crate::domain::lease::backoff;
+use crate::protocol::sse::Parser;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Before a reconnection, where the stream does not say how long; and the bounds of what it may say.

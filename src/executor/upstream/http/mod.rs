@@ -11,7 +11,6 @@ mod listen;
 mod refusal;
 mod remote;
 mod session;
-mod sse;
 
 use std::sync::Arc;
 use std::time::Duration;

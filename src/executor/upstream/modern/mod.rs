@@ -12,18 +12,15 @@ pub(super) use self::followed::Resources;
 pub(super) use self::listen::{Subscriptions, follow_lists, take_notification};
 pub(super) use self::rounds::{Ended, Rounds};
 pub(super) use self::tasks::{abandon, follow};
+pub(super) use crate::protocol::modern::client::argument_headers;
 
 use super::link::CAPABILITIES;
 use super::requests::Reply;
 use crate::domain::capabilities::ClientCapabilities;
 use crate::domain::json::RawJson;
 use crate::domain::log_level::LogLevel;
-use crate::protocol::modern::client::{ResultType, result_type, with_client, with_tasks};
-use crate::protocol::modern::headers::{METHOD_HEADER, NAME_HEADER, VERSION_HEADER, encoded};
-use crate::protocol::modern::param_headers::ParamHeader;
-use crate::protocol::modern::{Method, NameHeader, VERSION};
-use crate::protocol::scan::string_value;
-use crate::protocol::splice::member;
+use crate::protocol::modern::VERSION;
+use crate::protocol::modern::client::{ResultType, heading, result_type, with_client, with_tasks};
 
 /// Asks a server what it is: the probe (EXEC-19).
 pub(super) const DISCOVER: &str = "server/discover";
@@ -55,23 +52,9 @@ impl Said {
 
     /// The headers of a request.
     pub(super) fn heading(&self, method: &str, params: Option<&RawJson>) -> Vec<(String, String)> {
-        let mut heading =
-            vec![(VERSION_HEADER.to_owned(), VERSION.to_owned()), (METHOD_HEADER.to_owned(), method.to_owned())];
-        let named = match Method::from_name(method).map(Method::name_header) {
-            Some(NameHeader::Required(name) | NameHeader::IfPresent(name)) => Some(name),
-            Some(NameHeader::None) | None => None,
-        };
-        let name = named.and_then(|named| string_value(member(params?.as_str(), named)?));
-        heading.extend(name.map(|name| (NAME_HEADER.to_owned(), encoded(&name).into_owned())));
-        heading.extend(self.arguments.iter().cloned());
-        heading
+        let heading = heading(method, params).into_iter().map(|(name, value)| (name.to_owned(), value));
+        heading.chain(self.arguments.iter().cloned()).collect()
     }
-}
-
-/// The headers that repeat arguments of a call.
-pub(super) fn argument_headers(declared: &[ParamHeader], params: &RawJson) -> Vec<(String, String)> {
-    let arguments = member(params.as_str(), "arguments").unwrap_or("{}");
-    declared.iter().filter_map(|header| Some((header.header.clone(), header.repeats(arguments)?))).collect()
 }
 
 /// A reply whose type is one that its request may get.

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use super::super::lines::{Meter, Outline};
+use crate::protocol::outline::{Meter, Outline};
 
 /// Takes a stream in pieces and gives its messages.
-pub(super) struct Parser {
+pub struct Parser {
     limit: usize,
     /// What has come of the current line.
     line: Vec<u8>,
@@ -28,7 +28,7 @@ pub(super) struct Parser {
 
 /// One event of the default type.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub enum Event {
     Message(Vec<u8>),
     TooLong(Outline),
 }
@@ -39,7 +39,8 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 
 impl Parser {
     /// `limit` is the most that the data of one event may have, in bytes; `last_id` is known from the stream before.
-    pub(super) fn new(limit: usize, last_id: Option<String>) -> Self {
+    #[must_use]
+    pub fn new(limit: usize, last_id: Option<String>) -> Self {
         Self {
             limit,
             line: Vec::new(),
@@ -57,17 +58,19 @@ impl Parser {
     }
 
     /// The id of the last complete event, which a reconnection gives.
-    pub(super) fn last_id(&self) -> Option<&str> {
+    #[must_use]
+    pub fn last_id(&self) -> Option<&str> {
         self.last_id.as_deref()
     }
 
     /// How long to wait before a reconnection, if the stream says so.
-    pub(super) fn retry(&self) -> Option<Duration> {
+    #[must_use]
+    pub fn retry(&self) -> Option<Duration> {
         self.retry
     }
 
     /// Takes a piece and adds the events that it completes.
-    pub(super) fn feed(&mut self, piece: &[u8], events: &mut Vec<Event>) {
+    pub fn feed(&mut self, piece: &[u8], events: &mut Vec<Event>) {
         let mut rest = piece;
         if std::mem::take(&mut self.after_cr) {
             rest = rest.strip_prefix(b"\n").unwrap_or(rest);
@@ -190,9 +193,9 @@ fn usable_id(value: &[u8]) -> Option<String> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::super::lines::Named;
     use super::*;
     use crate::protocol::jsonrpc::Id;
+    use crate::protocol::outline::Named;
 
     fn read(parser: &mut Parser, pieces: &[&[u8]]) -> Vec<Event> {
         let mut events = Vec::new();
