@@ -18,8 +18,9 @@ pub type Row<D> = <<D as Dialect>::Database as sqlx::Database>::Row;
 pub type ConnectOptions<D> = <Connection<D> as sqlx::Connection>::Options;
 
 /// A statement for many rows. On PostgreSQL it is one statement over `unnest` of arrays, one array a column. On SQLite
-/// it is a list of steps, run for each row with the same arguments: the first one's rows are the answer, and if it
-/// answers nothing the others are left out, so that the first, conditional write decides.
+/// it is a list of steps, run for each row with the same arguments, or for all rows at once where it reads them from JSON: the
+/// first one's rows are the answer, and if it answers nothing the others are left out, so that the first, conditional write
+/// decides.
 pub type Many = &'static [&'static str];
 
 macro_rules! dialect {

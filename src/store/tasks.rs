@@ -251,6 +251,12 @@ impl Kind for EndTask {
     async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<Ended>, Fault> {
         let rows = session.write_many(D::END, items.iter().map(Self::args).collect()).await?;
         let mut done = by_id(&rows)?;
+        for item in items {
+            // Not every database can answer what is not in the row that was written.
+            if let Some(task) = done.get_mut(&item.id) {
+                task.expires = item.end.expires;
+            }
+        }
         let rest = items.iter().filter(|item| !done.contains_key(&item.id));
         let rest: Vec<Args> = rest.map(|item| args![item.id, item.writer]).collect();
         if !rest.is_empty() {
