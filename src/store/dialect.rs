@@ -68,8 +68,10 @@ dialect! {
         COUNT_ALONE,
     }
     many {
-        /// Inserts tasks, their requests and their live rows; answers the ids.
+        /// Inserts tasks without keys, their requests and their live rows; answers the ids.
         CREATE,
+        /// The same of tasks with keys, unless the key is another row's.
+        CREATE_KEYED,
         /// Ends tasks: answers those which this write ended.
         END,
         /// The ended tasks (`id`) whose outcome a given writer (`token`) wrote.

@@ -73,6 +73,7 @@ impl Dialect for SqliteDialect {
     const LOST: &'static str = lost!(clock!());
 
     const CREATE: Many = gathered::CREATE;
+    const CREATE_KEYED: Many = Self::CREATE;
 
     const END: Many = gathered::END;
 
