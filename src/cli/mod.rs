@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, Overrides, Sources, redact_url};
-use crate::telemetry::logs;
+use crate::telemetry::logs::{self, Logs};
 
 /// Makes the tools of any MCP server durable tasks.
 ///
@@ -124,12 +124,21 @@ impl Cli {
             Command::Serve(args) => {
                 let mut overrides = common.overrides();
                 args.override_into(&mut overrides)?;
-                let config = configure(overrides)?;
+                let (config, _logs) = configure(overrides)?;
                 done(args.run(config, &common))
             }
-            Command::Token(command) => done(command.run(&configure(common.overrides())?)),
-            Command::Tasks(command) => done(command.run(&configure(common.overrides())?)),
-            Command::Migrate(args) => done(args.run(&configure(common.overrides())?)),
+            Command::Token(command) => {
+                let (config, _logs) = configure(common.overrides())?;
+                done(command.run(&config))
+            }
+            Command::Tasks(command) => {
+                let (config, _logs) = configure(common.overrides())?;
+                done(command.run(&config))
+            }
+            Command::Migrate(args) => {
+                let (config, _logs) = configure(common.overrides())?;
+                done(args.run(&config))
+            }
         }
     }
 }
@@ -153,11 +162,11 @@ impl Common {
     }
 }
 
-/// Reads the configuration and starts logging as it says.
-fn configure(overrides: Overrides) -> Result<Config, ConfigError> {
+/// Reads the configuration and starts logging as it says, for as long as the second is kept.
+fn configure(overrides: Overrides) -> Result<(Config, Logs), ConfigError> {
     let config = Config::load(&Sources::of_process(overrides))?;
-    logs::init(&config.log);
-    Ok(config)
+    let logs = logs::init(&config.log);
+    Ok((config, logs))
 }
 
 /// Runs a command that either works or fails.

@@ -45,9 +45,16 @@ pub(super) async fn serve(toolbox: Arc<dyn Toolbox>, tasks: Option<TaskOptions>)
 
 async fn write(mut queue: mpsc::Receiver<String>) {
     let mut out = tokio::io::stdout();
-    while let Some(mut line) = queue.recv().await {
-        line.push('\n');
-        if out.write_all(line.as_bytes()).await.is_err() || out.flush().await.is_err() {
+    let mut lines = String::new();
+    while let Some(first) = queue.recv().await {
+        lines.clear();
+        let mut next = Some(first);
+        while let Some(line) = next {
+            lines.push_str(&line);
+            lines.push('\n');
+            next = queue.try_recv().ok();
+        }
+        if out.write_all(lines.as_bytes()).await.is_err() || out.flush().await.is_err() {
             return;
         }
     }

@@ -18,8 +18,9 @@ pub type Row<D> = <<D as Dialect>::Database as sqlx::Database>::Row;
 pub type ConnectOptions<D> = <Connection<D> as sqlx::Connection>::Options;
 
 /// A statement for many rows. On PostgreSQL it is one statement over `unnest` of arrays, one array a column. On SQLite
-/// it is a list of steps, run for each row with the same arguments: the first one's rows are the answer, and if it
-/// answers nothing the others are left out, so that the first, conditional write decides.
+/// it is a list of steps, run for each row with the same arguments, or for all rows at once where it reads them from JSON: the
+/// first one's rows are the answer, and if it answers nothing the others are left out, so that the first, conditional write
+/// decides.
 pub type Many = &'static [&'static str];
 
 macro_rules! dialect {
@@ -67,8 +68,10 @@ dialect! {
         COUNT_ALONE,
     }
     many {
-        /// Inserts tasks, their requests and their live rows; answers the ids.
+        /// Inserts tasks without keys, their requests and their live rows; answers the ids.
         CREATE,
+        /// The same of tasks with keys, unless the key is another row's.
+        CREATE_KEYED,
         /// Ends tasks: answers those which this write ended.
         END,
         /// The ended tasks (`id`) whose outcome a given writer (`token`) wrote.

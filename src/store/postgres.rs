@@ -46,6 +46,49 @@ macro_rules! waiting_in {
     };
 }
 
+/// See [`Dialect::CREATE`].
+macro_rules! create {
+    ($unless_taken:literal) => {
+        concat!(
+            "
+            WITH new AS MATERIALIZED (
+                SELECT * FROM unnest(
+                    $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+                    $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
+                    $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[], $23::text[],
+                    $24::text[]
+                ) AS w (
+                    id, context, session, tool, upstream, upstream_tool, message, created,
+                    granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                    params, node, token, hard_end, idempotency_key, digest, parked, counted_tenant, counted_tool
+                )
+            ), made AS (
+                INSERT INTO tasks (
+                    id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
+                    granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                    idempotency_key, digest, parked
+                )
+                SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
+                    granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
+                    idempotency_key, digest, parked
+                FROM new ",
+            $unless_taken,
+            "
+                RETURNING id
+            ), asked AS (
+                INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n JOIN made m ON m.id = n.id
+            ), live AS (
+                INSERT INTO task_live
+                    (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
+                SELECT n.id, n.session, n.node, n.token, CASE WHEN n.node IS NULL THEN 0 ELSE 1 END, n.created,
+                    CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end, n.context, n.counted_tenant, n.counted_tool
+                FROM new n JOIN made m ON m.id = n.id
+            )
+            SELECT id FROM made"
+        )
+    };
+}
+
 /// Locking order, so that no two statements wait for each other: live rows first, by task id; a row of `tasks` only
 /// under the lock of its live row. The row by which claims count alone comes before all of them.
 impl Dialect for PostgresDialect {
@@ -81,40 +124,10 @@ impl Dialect for PostgresDialect {
 
     const LOST: &'static str = lost!(clock!());
 
-    const CREATE: Many = &["
-        WITH new AS MATERIALIZED (
-            SELECT * FROM unnest(
-                $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-                $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-                $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[], $23::text[],
-                $24::text[]
-            ) AS w (
-                id, context, session, tool, upstream, upstream_tool, message, created,
-                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-                params, node, token, hard_end, idempotency_key, digest, parked, counted_tenant, counted_tool
-            )
-        ), made AS (
-            INSERT INTO tasks (
-                id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
-                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-                idempotency_key, digest, parked
-            )
-            SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
-                granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-                idempotency_key, digest, parked
-            FROM new
-            ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-            RETURNING id
-        ), asked AS (
-            INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n JOIN made m ON m.id = n.id
-        ), live AS (
-            INSERT INTO task_live
-                (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
-            SELECT n.id, n.session, n.node, n.token, CASE WHEN n.node IS NULL THEN 0 ELSE 1 END, n.created,
-                CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end, n.context, n.counted_tenant, n.counted_tool
-            FROM new n JOIN made m ON m.id = n.id
-        )
-        SELECT id FROM made"];
+    // Whether a key is taken is not asked where there is none: each row would be written as one that may be taken back.
+    const CREATE: Many = &[create!("")];
+    const CREATE_KEYED: Many =
+        &[create!("ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING")];
 
     // The questions of the ended are found by an array: a join may begin with all open questions there are.
     const END: Many = &[concat!(
@@ -123,26 +136,26 @@ impl Dialect for PostgresDialect {
                 $1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::text[],
                 $9::uuid[]
             ) AS w (id, context, lease, status, message, now, expires, outcome, writer)
-        ), locked AS MATERIALIZED (
-            SELECT l.task, l.attempt, l.open_inputs, w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
-            FROM task_live l JOIN wanted w ON w.id = l.task AND (w.lease IS NULL OR w.lease = l.token)
-            ORDER BY l.task FOR UPDATE OF l
+        ), gone AS (
+            DELETE FROM task_live l USING wanted w
+            WHERE l.task = w.id AND (w.lease IS NULL OR w.lease = l.token) AND EXISTS (
+                SELECT 1 FROM tasks t
+                WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context))
+            RETURNING l.task, l.attempt, l.open_inputs, w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
         ), done AS (
             UPDATE tasks t
-            SET status = w.status, message = CASE WHEN k.unconfirmed THEN w.message || ",
+            SET status = w.status, message = CASE WHEN g.unconfirmed THEN w.message || ",
         unconfirmed!(),
         " ELSE w.message END,
                 ended = w.now, updated = GREATEST(w.now, t.updated + 1)
-            FROM wanted w JOIN locked k ON k.task = w.id
-            WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context)
+            FROM wanted w JOIN gone g ON g.task = w.id
+            WHERE t.id = w.id AND t.status IN (0, 1)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
                 t.poll_interval, t.session, t.progress_token, t.progress, t.progress_at, w.expires, w.outcome, w.writer,
-                k.attempt, k.open_inputs
+                g.attempt, g.open_inputs
         ), kept AS (
             INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
             SELECT id, writer, attempt, expires, outcome FROM done
-        ), gone AS (
-            DELETE FROM task_live l USING done d WHERE l.task = d.id
         ), withdrawn AS (
             UPDATE task_inputs SET state = 3, node = NULL
             WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state = 0

@@ -246,10 +246,12 @@ fn write_lane<D: Dialect>(own: Arc<Own<D>>) -> Lane<Write> {
     Box::new(move |batch| {
         let own = Arc::clone(&own);
         Box::pin(async move {
-            let (mut creates, mut ends, mut notes, mut releases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let (mut creates, mut keyed) = (Vec::new(), Vec::new());
+            let (mut ends, mut notes, mut releases) = (Vec::new(), Vec::new(), Vec::new());
             let (mut questions, mut answers, mut holds) = (Vec::new(), Vec::new(), Vec::new());
             for write in batch {
                 match write {
+                    Write::Create(job) if job.item.is_keyed() => keyed.push(*job),
                     Write::Create(job) => creates.push(*job),
                     Write::End(job) => ends.push(*job),
                     Write::Note(job) => notes.push(job),
@@ -261,6 +263,7 @@ fn write_lane<D: Dialect>(own: Arc<Own<D>>) -> Lane<Write> {
             }
             // Each kind commits on its own: a transaction over several could wait for another lane's in a circle.
             settle(&own, creates).await;
+            settle(&own, keyed).await;
             settle(&own, notes).await;
             settle(&own, questions).await;
             settle(&own, holds).await;

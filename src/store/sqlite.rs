@@ -7,8 +7,9 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Args, Fault, claim_columns, task_columns, unconfirmed};
+use super::sql::{Args, Fault, args, task_columns};
 
+mod gathered;
 mod inputs;
 mod watch;
 
@@ -71,37 +72,10 @@ impl Dialect for SqliteDialect {
 
     const LOST: &'static str = lost!(clock!());
 
-    const CREATE: Many = &[
-        "INSERT INTO tasks (
-            id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
-            granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
-            idempotency_key, digest, parked
-        ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8, 0, $9, $10, $11, $12, $13, $14, $15, $20, $21, $22)
-        ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id",
-        "INSERT INTO task_requests (task, params) VALUES ($1, $16)",
-        "INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
-        VALUES ($1, $3, $17, $18, CASE WHEN $17 IS NULL THEN 0 ELSE 1 END, $8,
-            CASE WHEN $17 IS NULL THEN NULL ELSE $8 END, $19, $2, $23, $24)",
-    ];
+    const CREATE: Many = gathered::CREATE;
+    const CREATE_KEYED: Many = Self::CREATE;
 
-    const END: Many = &[
-        concat!(
-            "UPDATE tasks
-        SET status = $4, ended = $6, updated = MAX($6, updated + 1), message = CASE
-            WHEN $3 IS NULL AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.node IS NOT NULL) THEN $5 || ",
-            unconfirmed!(),
-            " ELSE $5 END
-        WHERE id = $1 AND status IN (0, 1) AND ($2 IS NULL OR context = $2)
-            AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND ($3 IS NULL OR l.token = $3))
-        RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, progress_at, $7 AS expires"
-        ),
-        "INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
-        SELECT task, $9, attempt, $7, $8 FROM task_live WHERE task = $1",
-        "UPDATE task_inputs SET state = 3, node = NULL WHERE task = $1 AND state = 0",
-        "DELETE FROM task_live WHERE task = $1",
-    ];
+    const END: Many = gathered::END;
 
     const WRITTEN: Many = &[concat!(
         "SELECT ",
@@ -153,39 +127,13 @@ impl Dialect for SqliteDialect {
         SELECT $1 AS name, COUNT(*) AS held FROM task_live
         WHERE tool = $1 AND tool <> '' AND node IS NOT NULL AND open_inputs = 0"];
 
-    const TAKE: Many = &[
-        "UPDATE task_live SET node = $2, token = $3, claimed = $5,
-            attempt = MIN(attempt, 2147483646) + 1,
-            context = CASE context WHEN x'00000000000000000000000000000000'
-                THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = task_live.task), context) ELSE context END
-        WHERE task = $1 AND node IS NULL
-        RETURNING task AS id",
-        change_message!("$1", "$4", "$5"),
-    ];
+    const TAKE: Many = gathered::TAKE;
 
-    const CLAIMS: Many = &[concat!(
-        "SELECT ",
-        claim_columns!(),
-        " FROM task_live l
-          LEFT JOIN tasks t ON t.id = l.task
-          LEFT JOIN task_requests r ON r.task = l.task
-          LEFT JOIN upstream_tasks u ON u.task = l.task
-          WHERE l.task = $1 AND l.token = $2"
-    )];
+    const CLAIMS: Many = gathered::CLAIMS;
 
-    const FIND: Many = &[concat!(
-        "SELECT ",
-        task_columns!(),
-        " FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
-          WHERE t.context = $1 AND t.id = $2 AND t.parked = 0"
-    )];
+    const FIND: Many = gathered::FIND;
 
-    const FIND_OUTCOME: Many = &[concat!(
-        "SELECT ",
-        task_columns!(),
-        ", o.outcome FROM tasks t LEFT JOIN task_outcomes o ON o.task = t.id
-          WHERE t.context = $1 AND t.id = $2 AND t.parked = 0"
-    )];
+    const FIND_OUTCOME: Many = gathered::FIND_OUTCOME;
 
     const TASKS: Many = &[concat!(
         "SELECT ",
@@ -275,7 +223,17 @@ impl Dialect for SqliteDialect {
         rows: Vec<Args>,
         keep: bool,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let Some((first, rest)) = statement.split_first() else { return Ok(Vec::new()) };
+        let Some((first, rest)) = statement.split_first().filter(|_| !rows.is_empty()) else { return Ok(Vec::new()) };
+        if gathered::takes_all(statement) {
+            let rows = args![gathered::rows_as_json(&rows)?];
+            let decided = Self::fetch(connection, first, rows.clone(), keep).await?;
+            if !decided.is_empty() {
+                for step in rest {
+                    Self::execute(connection, step, rows.clone(), keep).await?;
+                }
+            }
+            return Ok(decided);
+        }
         let mut answers = Vec::with_capacity(rows.len());
         for row in rows {
             let decided = Self::fetch(connection, first, row.clone(), keep).await?;

@@ -126,6 +126,15 @@ impl Create {
         self.new.params.len() + self.new.capabilities.len()
     }
 
+    /// Whether its key may be another row's. A batch has only one kind.
+    pub fn is_keyed(&self) -> bool {
+        self.new.keyed.is_some()
+    }
+
+    fn statement<D: Dialect>(items: &[Self]) -> Many {
+        if items.iter().any(Self::is_keyed) { D::CREATE_KEYED } else { D::CREATE }
+    }
+
     fn args(&self) -> Args {
         let new = &self.new;
         let (node, token) = new.claim.unzip();
@@ -167,7 +176,8 @@ impl Kind for Create {
     }
 
     async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<bool>, Fault> {
-        let made = ids(&session.write_many(D::CREATE, items.iter().map(Self::args).collect()).await?)?;
+        let made =
+            ids(&session.write_many(Self::statement::<D>(items), items.iter().map(Self::args).collect()).await?)?;
         Ok(items.iter().map(|item| made.contains(&item.key())).collect())
     }
 
@@ -179,7 +189,7 @@ impl Kind for Create {
         let wanted = items.iter().map(|item| args![item.new.id]).collect();
         let mut landed = ids(&session.read_many(D::TASKS, wanted).await?)?;
         let missing = items.iter().filter(|item| !landed.contains(&item.key())).map(Self::args).collect();
-        landed.extend(ids(&session.write_many(D::CREATE, missing).await?)?);
+        landed.extend(ids(&session.write_many(Self::statement::<D>(items), missing).await?)?);
         Ok(items.iter().map(|item| landed.contains(&item.key())).collect())
     }
 }
@@ -251,6 +261,12 @@ impl Kind for EndTask {
     async fn commit<D: Dialect>(session: &mut Session<D>, items: &[Self]) -> std::result::Result<Vec<Ended>, Fault> {
         let rows = session.write_many(D::END, items.iter().map(Self::args).collect()).await?;
         let mut done = by_id(&rows)?;
+        for item in items {
+            // Not every database can answer what is not in the row that was written.
+            if let Some(task) = done.get_mut(&item.id) {
+                task.expires = item.end.expires;
+            }
+        }
         let rest = items.iter().filter(|item| !done.contains_key(&item.id));
         let rest: Vec<Args> = rest.map(|item| args![item.id, item.writer]).collect();
         if !rest.is_empty() {

@@ -1,8 +1,9 @@
 //! Logs go to standard error: for people on a terminal, as JSON lines otherwise (OPS-08).
 
-use std::io::{IsTerminal as _, Write};
+use std::io::{BufWriter, IsTerminal as _, Write};
 
 use tracing::Subscriber;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -15,13 +16,27 @@ pub enum Format {
     Json,
 }
 
+/// Lines that may wait for a reader of standard error. With more, whoever logs waits as well: none is lost.
+const WAITING_LINES: usize = 16_384;
+
+/// Keeps logging alive; when it is dropped, what was logged has been written.
+#[must_use]
+#[derive(Debug)]
+pub struct Logs {
+    _worker: WorkerGuard,
+}
+
 /// Starts logging and has panics logged. `filter` was checked when the configuration was read; one that cannot be used
-/// all the same counts as `info`.
-pub fn init(filter: &str) {
+/// all the same counts as `info`. Lines are written by a thread of their own, all that are there at once: a system call for
+/// each would cost a request more than its look-up does (docs/performance.md).
+pub fn init(filter: &str) -> Logs {
     let format = if std::io::stderr().is_terminal() { Format::Human } else { Format::Json };
+    let lines = NonBlockingBuilder::default().lossy(false).buffered_lines_limit(WAITING_LINES).thread_name("logs");
+    let (writer, worker) = lines.finish(BufWriter::new(std::io::stderr()));
     // Only tests start a second one in a process; the first stays.
-    let _ = subscriber(filter, format, std::io::stderr).try_init();
+    let _ = subscriber(filter, format, writer).try_init();
     std::panic::set_hook(Box::new(log_panic));
+    Logs { _worker: worker }
 }
 
 fn subscriber<W>(filter: &str, format: Format, writer: W) -> impl Subscriber + Send + Sync

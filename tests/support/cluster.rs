@@ -143,7 +143,8 @@ impl Cluster {
         Self { folder, port: free_port(), account }
     }
 
-    fn data(&self) -> PathBuf {
+    /// Its folder.
+    pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
 
@@ -232,7 +233,7 @@ pub fn free_port() -> u16 {
 }
 
 /// The folder of the server's programs.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     #[expect(clippy::disallowed_methods, reason = "which server is tested is a setting of the tests")]
     if let Ok(folder) = std::env::var("TASKHOLD_TEST_POSTGRES_BIN") {
         return folder.into();

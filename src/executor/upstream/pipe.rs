@@ -16,6 +16,8 @@ use super::stdio::Process;
 use super::table::Table;
 use crate::lifecycle::spawn;
 
+/// No more lines are added to one write beyond this, in bytes: what has not left can still be taken back.
+const AT_ONCE: usize = 16 << 10;
 /// How long after the end of a stream the end of its process is waited for.
 const END_SEEN: Duration = Duration::from_secs(1);
 
@@ -30,15 +32,16 @@ pub(super) fn carry(process: Process, table: Arc<Table>, queued: mpsc::Receiver<
 /// Writes one message a line until the end is asked for, then closes the input.
 async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, ending: CancellationToken) {
     let work = async {
-        while let Some(Outgoing { mut text, kind }) = queue.recv().await {
-            match kind {
-                Kind::Request(departure) if !departure.gate.open() => continue,
-                // A process has no session from before.
-                Kind::Resumed { .. } => continue,
-                _ => {}
+        let mut lines = Vec::new();
+        while let Some(first) = queue.recv().await {
+            lines.clear();
+            let mut next = Some(first);
+            // What is queued leaves by one write: each wakes the process.
+            while let Some(outgoing) = next {
+                add_line(&mut lines, outgoing);
+                next = if lines.len() < AT_ONCE { queue.try_recv().ok() } else { None };
             }
-            text.push('\n');
-            if stdin.write_all(text.as_bytes()).await.is_err() {
+            if stdin.write_all(&lines).await.is_err() {
                 // Mostly the process has ended, which its reader sees and says better.
                 sleep(END_SEEN).await;
                 return;
@@ -49,6 +52,19 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, endin
         // One that does not hear us any more is of no use.
         () = work => ending.cancel(),
         () = ending.cancelled() => {}
+    }
+}
+
+fn add_line(lines: &mut Vec<u8>, Outgoing { text, kind }: Outgoing) {
+    let leaves = match kind {
+        Kind::Request(departure) => departure.gate.open(),
+        // A process has no session from before.
+        Kind::Resumed { .. } => false,
+        _ => true,
+    };
+    if leaves {
+        lines.extend_from_slice(text.as_bytes());
+        lines.push(b'\n');
     }
 }
 

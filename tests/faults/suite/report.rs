@@ -69,6 +69,11 @@ impl Speed {
         Self { before, after, recovered, settled }
     }
 
+    /// Whether there were a few windows after the recovery, so long after the end of the fault.
+    pub fn is_told_after(&self, time: Duration, window: Duration) -> bool {
+        self.recovered.is_some_and(|took| took + 3 * window <= time)
+    }
+
     fn recovery(&self) -> String {
         self.recovered.map_or("never".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()))
     }

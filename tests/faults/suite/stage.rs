@@ -124,6 +124,17 @@ pub async fn play(name: &str, plan: FleetPlan, allowed: Allowed, fault: impl Asy
     fault(&mut stage).await;
     let whole = history.now();
     stage.pass(schedule.third()).await;
+    let measure = || {
+        let times = Times { even, broken, whole, stopped: history.now(), window };
+        Speed::measure(&history.read(), times)
+    };
+    // A recovery may take most of that: its speed can be told after some windows more.
+    while !schedule.is_short
+        && !measure().is_told_after(history.now() - whole, window)
+        && history.now() < whole + SETTLED
+    {
+        stage.pass(window).await;
+    }
     let stopped = history.now();
     load.stop().await;
     stage.fleet.launch_missing().await;
