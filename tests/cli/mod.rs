@@ -1,9 +1,12 @@
 //! The command line as people and scripts meet it.
 
+mod as_it_is;
+mod check;
 mod configuration;
 mod data;
 mod help;
 mod serve;
+mod servers;
 
 use std::path::Path;
 

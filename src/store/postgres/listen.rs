@@ -8,26 +8,30 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Executor as _, Row as _};
 
+use super::super::open_postgres::is_pooler;
 use super::super::sql::Fault;
 use super::super::wakeup::{Ear, Ears};
 
 /// A statement of its own, after the commit: in a task's transaction it would hold a lock of the whole server until that ends.
 pub const NOTIFY: &str = "
     SELECT pg_notify('taskhold_' || relnamespace, $1) IS NULL FROM pg_class WHERE oid = 'nodes'::regclass";
-const CHANNEL: &str = "SELECT 'taskhold_' || relnamespace FROM pg_class WHERE oid = 'nodes'::regclass";
+pub const CHANNEL: &str = "SELECT 'taskhold_' || relnamespace FROM pg_class WHERE oid = 'nodes'::regclass";
 /// How long the server's connection may take to be made.
 const ACQUIRE: Duration = Duration::from_secs(3);
 
 /// The servers to listen at: one at a time, the next one when that is of no use. Whether it is, shows what comes back.
 pub struct Listening {
+    /// Whether nobody has looked yet what is there. Through a pooler nothing is heard; worse, whoever has the connection next
+    /// would be sent what we listened to.
+    ask_first: bool,
     servers: Vec<PgConnectOptions>,
     turns: AtomicUsize,
 }
 
 impl Listening {
     /// `None` where there is no server to listen at.
-    pub fn at(servers: Vec<PgConnectOptions>) -> Option<Box<dyn Ears>> {
-        (!servers.is_empty()).then(|| Box::new(Self { servers, turns: AtomicUsize::new(0) }) as _)
+    pub fn at(ask_first: bool, servers: Vec<PgConnectOptions>) -> Option<Box<dyn Ears>> {
+        (!servers.is_empty()).then(|| Box::new(Self { ask_first, servers, turns: AtomicUsize::new(0) }) as _)
     }
 }
 
@@ -35,25 +39,33 @@ impl Listening {
 impl Ears for Listening {
     async fn open(&self) -> Result<Box<dyn Ear>, Fault> {
         let server = &self.servers[self.turns.load(Ordering::SeqCst) % self.servers.len()];
-        // sqlx takes a listener's connection from a pool: this one has no other, and is left to nobody.
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .max_lifetime(None)
-            .idle_timeout(None)
-            .acquire_timeout(ACQUIRE)
-            .test_before_acquire(false)
-            .connect_lazy_with(server.clone());
-        let mut listener = PgListener::connect_with(&pool).await.map_err(Fault::no_connection)?;
-        // What was said until it listens again would be missed without a word: a lost one is given up, and another opened.
-        listener.eager_reconnect(false);
-        let channel: String = (&mut listener).fetch_one(CHANNEL).await?.try_get(0)?;
-        listener.listen(&channel).await?;
-        Ok(Box::new(Listener(listener)))
+        if self.ask_first && is_pooler(server).await? {
+            return Err(Fault::link("there is a connection pooler"));
+        }
+        listen_at(server).await
     }
 
     fn turn(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
     }
+}
+
+/// Opens a connection that hears what is said at this server, about the tables that it leads to.
+pub async fn listen_at(server: &PgConnectOptions) -> Result<Box<dyn Ear>, Fault> {
+    // sqlx takes a listener's connection from a pool: this one has no other, and is left to nobody.
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .max_lifetime(None)
+        .idle_timeout(None)
+        .acquire_timeout(ACQUIRE)
+        .test_before_acquire(false)
+        .connect_lazy_with(server.clone());
+    let mut listener = PgListener::connect_with(&pool).await.map_err(Fault::no_connection)?;
+    // What was said until it listens again would be missed without a word: a lost one is given up, and another opened.
+    listener.eager_reconnect(false);
+    let channel: String = (&mut listener).fetch_one(CHANNEL).await?.try_get(0)?;
+    listener.listen(&channel).await?;
+    Ok(Box::new(Listener(listener)))
 }
 
 struct Listener(PgListener);
