@@ -6,6 +6,7 @@
 //! * `<!-- run, shows: TEXT -->`: its output must contain TEXT (white space aside).
 //! * `<!-- server -->`: starts a server that later blocks talk to. `<!-- server again -->` kills it with SIGKILL first.
 //! * `<!-- run by scripts/interop -->`: there, by the client that it is written for.
+//! * `<!-- run by tests/process/roles.rs -->`: there, by a PostgreSQL server of that test's own.
 //! * `<!-- not run: WHY -->`.
 //!
 //! `text` blocks are no code and need no comment; `json` is parsed
@@ -85,6 +86,7 @@ fn check(language: &str, before: &str) -> Result<Check, String> {
         Some("server") if is_shell => Ok(Check::Server { again: false }),
         Some("server again") if is_shell => Ok(Check::Server { again: true }),
         Some("run by scripts/interop") if matches!(language, "js" | "python") => Ok(Check::Elsewhere),
+        Some("run by tests/process/roles.rs") if language == "sql" => Ok(Check::Elsewhere),
         Some(comment) => {
             let shows = comment.strip_prefix("run, shows:").filter(|text| is_shell && !text.trim().is_empty());
             let reason = comment.strip_prefix("not run:").filter(|reason| !reason.trim().is_empty());
@@ -294,6 +296,12 @@ fn pages() -> Vec<PathBuf> {
     pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     pages.sort();
     pages
+}
+
+/// The blocks of SQL of a page, in their order.
+pub fn sql_of(name: &str) -> Vec<String> {
+    let blocks = blocks(&page(name)).unwrap().into_iter();
+    blocks.filter(|block| block.language == "sql").map(|block| block.text).collect()
 }
 
 fn page(name: &str) -> String {
