@@ -19,7 +19,7 @@ use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
 use crate::http::{self, Counts, HttpRules, HttpState};
 use crate::lifecycle;
-use crate::store::{self, Store};
+use crate::store::{self, OpenError, Store};
 
 /// How long the first start waits for upstreams that it has never heard of.
 const FIRST_LISTS: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
         rules: engine_rules(&config),
     })
     .await
-    .context("cannot join the nodes of the database")?;
+    .context("cannot join the nodes of the database; taskhold check says what stands in the way")?;
     engine.start();
 
     let counts = Arc::new(Counts::default());
@@ -130,12 +130,39 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
 /// # Errors
 /// If it cannot be used.
 pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
-    let options = config.database.options();
-    let what = || format!("cannot use the database {}", config.database.shown_url());
     if config.database.auto_migrate {
-        store::migrate(&options).await.with_context(what)?;
+        store::migrate(&config.database.options()).await.with_context(|| cannot_use(config))?;
     }
-    store::open(&options).await.with_context(what)
+    open_store_as_it_is(config).await
+}
+
+/// The database as it is: nothing is made or changed.
+///
+/// # Errors
+/// If it cannot be used, or its tables are not up to date.
+pub async fn open_store_as_it_is(config: &Config) -> anyhow::Result<Store> {
+    store::open(&config.database.options()).await.with_context(|| cannot_use(config))
+}
+
+/// The database as it is, or a new one where there is none yet, unless `database.migrate = "off"`. The second part says what
+/// was made.
+///
+/// # Errors
+/// If it cannot be used, or its tables are not up to date.
+pub async fn open_or_make_store(config: &Config) -> anyhow::Result<(Store, Option<String>)> {
+    let options = config.database.options();
+    let made = match store::open(&options).await {
+        Err(OpenError::NoFile(path)) if config.database.auto_migrate => format!("the new database {}", path.display()),
+        Err(OpenError::NoTables) if config.database.auto_migrate => {
+            format!("new tables in the database {}", config.database.shown_url())
+        }
+        opened => return Ok((opened.with_context(|| cannot_use(config))?, None)),
+    };
+    Ok((open_store(config).await?, Some(made)))
+}
+
+fn cannot_use(config: &Config) -> String {
+    format!("cannot use the database {}", config.database.shown_url())
 }
 
 /// The configured upstreams, each being followed.

@@ -7,6 +7,7 @@
 //! * `<!-- server -->`: starts a server that later blocks talk to. `<!-- server again -->` kills it with SIGKILL first.
 //! * `<!-- run by scripts/interop -->`: there, by the client that it is written for.
 //! * `<!-- run by tests/process/behind_nginx.rs -->`: there, by the program that reads it.
+//! * `<!-- run by tests/process/roles.rs -->`: there, by a PostgreSQL server of that test's own.
 //! * `<!-- not run: WHY -->`.
 //!
 //! `text` blocks are no code and need no comment; `json` is parsed
@@ -87,6 +88,7 @@ fn check(language: &str, before: &str) -> Result<Check, String> {
         Some("server again") if is_shell => Ok(Check::Server { again: true }),
         Some("run by tests/process/behind_nginx.rs") if language == "nginx" => Ok(Check::Elsewhere),
         Some("run by scripts/interop") if matches!(language, "js" | "python") => Ok(Check::Elsewhere),
+        Some("run by tests/process/roles.rs") if language == "sql" => Ok(Check::Elsewhere),
         Some(comment) => {
             let shows = comment.strip_prefix("run, shows:").filter(|text| is_shell && !text.trim().is_empty());
             let reason = comment.strip_prefix("not run:").filter(|reason| !reason.trim().is_empty());
@@ -296,6 +298,12 @@ fn pages() -> Vec<PathBuf> {
     pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     pages.sort();
     pages
+}
+
+/// The blocks of SQL of a page, in their order.
+pub fn sql_of(name: &str) -> Vec<String> {
+    let blocks = blocks(&page(name)).unwrap().into_iter();
+    blocks.filter(|block| block.language == "sql").map(|block| block.text).collect()
 }
 
 fn page(name: &str) -> String {

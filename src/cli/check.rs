@@ -66,19 +66,21 @@ impl CheckArgs {
 
 async fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::good("configuration", "")];
-    let migrated = check_database(config, &mut findings).await;
+    let database = &config.database;
+    let checked = store::check(&database.options(), &database.shown_url(), database.auto_migrate).await;
+    findings.extend(checked.findings.into_iter().map(Finding::from));
     if config.upstreams.is_empty() {
         findings.push(Finding::bad("upstreams", NO_UPSTREAMS));
     } else if let Some(missing) = missing_programs(config) {
         findings.extend(missing);
-    } else if migrated {
+    } else if checked.usable {
         match check_upstreams(config).await {
             Ok(tried) => findings.extend(tried),
             Err(error) => findings.push(Finding::bad("upstreams", format!("they cannot be tried: {error:#}"))),
         }
     } else {
-        let later =
-            "not tried: that takes tables that are up to date, by taskhold migrate or a start of taskhold serve";
+        let later = "not tried: that takes tables that are up to date, by taskhold migrate or a start of taskhold serve, and \
+                     the rights to use them";
         findings.push(Finding::good("upstreams", later));
     }
     findings
@@ -94,27 +96,9 @@ impl Finding {
     }
 }
 
-/// Whether the tables are up to date.
-async fn check_database(config: &Config, findings: &mut Vec<Finding>) -> bool {
-    let url = config.database.shown_url();
-    match store::check_migrations(&config.database.options()).await {
-        Ok(pending) => {
-            findings.push(Finding::good("database", url));
-            findings.push(match (pending.as_slice(), config.database.auto_migrate) {
-                ([], _) => Finding::good("migrations", ""),
-                (pending, true) => {
-                    Finding::good("migrations", format!("{} will run at the next start", pending.join(", ")))
-                }
-                (pending, false) => {
-                    Finding::bad("migrations", format!("run taskhold migrate, for {}", pending.join(", ")))
-                }
-            });
-            pending.is_empty()
-        }
-        Err(error) => {
-            findings.push(Finding::bad("database", format!("{url}: {:#}", anyhow::Error::from(error))));
-            false
-        }
+impl From<store::Finding> for Finding {
+    fn from(store::Finding { what, ok, detail }: store::Finding) -> Self {
+        Self { what, ok, detail }
     }
 }
 
@@ -135,7 +119,7 @@ fn missing_programs(config: &Config) -> Option<Vec<Finding>> {
 
 /// Starts each upstream once and asks for its tools, as `serve` would.
 async fn check_upstreams(config: &Config) -> anyhow::Result<Vec<Finding>> {
-    let store = app::open_store(config).await?;
+    let store = app::open_store_as_it_is(config).await?;
     let upstreams = app::start_upstreams(config, &store, SystemClock::new()).await?;
     let settled = tokio::time::timeout(PATIENCE, upstreams.settled()).await;
     let mut findings = Vec::new();

@@ -70,12 +70,14 @@ enum Command {
     Tasks(tasks::TasksCommand),
     /// Bring the database's tables up to date
     ///
-    /// Several processes may do this at once: one works, the others wait for it.
+    /// Several processes may do this at once: one works, the others wait for it. `serve` does the same first; no other command
+    /// changes tables that are there.
     Migrate(migrate::MigrateArgs),
     /// Check configuration, database, migrations and upstreams
     ///
-    /// Prints a line for each: "ok", or "to do" and what. Starts each upstream once, when the tables are up to date. Exits
-    /// with 1 unless all are ok.
+    /// Prints a line for each: "ok", or "to do" and what: of the database its servers, its tables, the rights of the role, and
+    /// whether database.listen_url is of use. Starts each upstream once, when the tables are up to date; makes and
+    /// changes no tables. Exits with 1 unless all are ok.
     Check(check::CheckArgs),
     /// Be the demo upstream: an MCP server on standard input and output, or by HTTP
     ///

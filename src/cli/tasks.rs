@@ -64,7 +64,7 @@ const PAGE: u32 = 500;
 
 impl TasksCommand {
     pub async fn run(self, config: &Config) -> anyhow::Result<()> {
-        let store = app::open_store(config).await?;
+        let store = app::open_store_as_it_is(config).await?;
         let system = store.system();
         let now = SystemClock::new().now();
         let result = match self {

@@ -20,7 +20,7 @@ pub(super) enum TokenCommand {
     /// Create an access token and print it: the only line on standard output, and the only time it is shown
     ///
     /// Each token has a context of its own, so that its tasks are seen by it alone, unless --context adds it to another
-    /// token's.
+    /// token's. Where there is no database yet one is made, and standard error says which.
     Create(Create),
     /// List all tokens; the tokens themselves cannot be shown again
     List(List),
@@ -81,7 +81,14 @@ pub(super) struct Rotate {
 
 impl TokenCommand {
     pub async fn run(self, config: &Config) -> anyhow::Result<()> {
-        let store = app::open_store(config).await?;
+        let (store, made) = match self {
+            // The first step of many: a token before the first start.
+            Self::Create(_) => app::open_or_make_store(config).await?,
+            Self::List(_) | Self::Revoke(_) | Self::Rotate(_) => (app::open_store_as_it_is(config).await?, None),
+        };
+        if let Some(made) = made {
+            output::complain(&format!("made {made}: the token is for services that use it, and for no others"));
+        }
         let clock = SystemClock::new();
         let result = self.run_on(&store.system(), clock).await;
         store.system().close().await;

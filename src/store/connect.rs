@@ -59,7 +59,7 @@ pub async fn connect<D: Dialect>(targets: &Targets<ConnectOptions<D>>) -> Result
 }
 
 /// Of several servers only one that takes writes will do: the others may be standbys, or have been set aside.
-async fn connect_to<D: Dialect>(options: &ConnectOptions<D>, several: bool) -> Result<Connection<D>, Fault> {
+pub async fn connect_to<D: Dialect>(options: &ConnectOptions<D>, several: bool) -> Result<Connection<D>, Fault> {
     let opening = async {
         let mut connection = Connection::<D>::connect_with(options).await.map_err(Fault::no_connection)?;
         if several && !D::takes_writes(&mut connection).await? {

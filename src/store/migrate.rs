@@ -10,14 +10,16 @@ use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
 use super::migrate_pooled;
+use super::migrate_wait::Wait;
 use super::open::OpenError;
 use super::open_postgres::{base_options, check_server, connect};
-use super::open_sqlite::{check_folder, prepare_file, reader_options, writer_options};
+use super::open_sqlite::{check_access, check_folder, in_full, look_options, prepare_file, writer_options};
 use super::options::{DatabaseOptions, Pooler, Target};
+use super::schema::{Found, MARK, has_schema};
 use super::sql::{Fault, statements};
 use super::targets::Targets;
 use crate::domain::ids::NodeId;
@@ -69,10 +71,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How long opening a SQLite file waits for others that do.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
+/// SQLite tells nobody that it waits, and most waits are over sooner.
+const QUIET: Duration = Duration::from_secs(1);
 
 statements! {
-    OLDEST_BINARY = "SELECT oldest_binary FROM schema_info WHERE id = 1";
-    APPLIED = "SELECT version FROM _sqlx_migrations WHERE success";
     FIRST_ROW = "INSERT INTO schema_info (id, oldest_binary) VALUES (1, 0) ON CONFLICT DO NOTHING";
 }
 
@@ -103,11 +105,24 @@ const TAKE_LEASE: &str = concat!(
     clock!(),
     ")"
 );
+/// Who has it, and for how many seconds at least.
+const HOLDER: &str = concat!(
+    "SELECT holder::text, (lease_until - ",
+    clock!(),
+    ") / 1000000 FROM schema_info WHERE id = 1 AND holder IS NOT NULL"
+);
 const DROP_LEASE: &str = "UPDATE schema_info SET holder = NULL, lease_until = NULL WHERE id = 1 AND holder = $1";
 
 /// The newest schema that this binary knows.
 pub fn own_schema() -> i64 {
     MIGRATIONS.iter().map(|step| step.version).max().unwrap_or(0)
+}
+
+/// The tables of this binary's schema, but the one in which the migrations that ran are noted.
+pub fn tables() -> Vec<&'static str> {
+    let lines = MIGRATIONS.iter().flat_map(|step| step.postgres.lines());
+    let made = lines.filter_map(|line| line.strip_prefix("CREATE TABLE ")?.split([' ', '(']).next());
+    std::iter::once(MARK).chain(made).collect()
 }
 
 /// Brings the database up to this binary's schema; does nothing if it is there. Several processes may do so at once.
@@ -137,39 +152,65 @@ pub async fn check_migrations(options: &DatabaseOptions) -> Result<Vec<String>, 
     }
 }
 
-pub(super) async fn check_sqlite(path: &Path) -> Result<Vec<String>, OpenError> {
-    check_folder(path)?;
-    if !path.exists() {
-        return Ok(missing(&[]));
-    }
-    let mut connection = connect_sqlite(&reader_options(path)).await?;
-    let found = Found::in_sqlite(&mut connection).await?;
-    let _ = connection.close().await;
-    found.pending()
+async fn check_sqlite(path: &Path) -> Result<Vec<String>, OpenError> {
+    look_sqlite(path).await?.map_or_else(|| Ok(missing(|_| false)), |found| found.pending())
 }
 
-/// From now on the server that answered is the one in use.
-pub(super) async fn check_postgres(
+async fn check_postgres(
     options: &DatabaseOptions,
     targets: &Targets<PgConnectOptions>,
 ) -> Result<Vec<String>, OpenError> {
+    look_postgres(options, targets).await?.pending()
+}
+
+/// `None` if the file is not there.
+pub(super) async fn look_sqlite(path: &Path) -> Result<Option<Found>, OpenError> {
+    check_folder(path)?;
+    if !path.exists() {
+        return Ok(None);
+    }
+    check_access(path)?;
+    let mut connection = connect_sqlite(&look_options(path)).await?;
+    let found = Found::in_sqlite(&mut connection).await?;
+    let _ = connection.close().await;
+    Ok(Some(found))
+}
+
+/// From now on the server that answered is the one in use.
+pub(super) async fn look_postgres(
+    options: &DatabaseOptions,
+    targets: &Targets<PgConnectOptions>,
+) -> Result<Found, OpenError> {
     check_server(options, targets).await?;
     let mut connection = connect(&targets.map(|target| base_options(options, target))).await?;
     let found = Found::in_postgres(&mut connection).await?;
     let _ = connection.close().await;
-    found.pending()
+    Ok(found)
 }
 
 async fn migrate_sqlite(path: &Path) -> Result<(), OpenError> {
     prepare_file(path)?;
-    let mut connection = connect_sqlite(&writer_options(path)).await?;
-    if Found::in_sqlite(&mut connection).await?.pending()?.is_empty() {
-        return Ok(connection.close().await?);
+    // Before the file is turned to what we need: it may be somebody else's.
+    if let Some(found) = look_sqlite(path).await?
+        && found.pending()?.is_empty()
+    {
+        return Ok(());
     }
+    let mut connection = connect_sqlite(&writer_options(path)).await?;
     // The whole run in one exclusive transaction: the others wait here and then find nothing left to do.
     let deadline = Instant::now() + PATIENCE;
+    let mut wait = Wait::new(Instant::now(), QUIET);
     let mut transaction = loop {
-        match connection.begin_with("BEGIN EXCLUSIVE").await.map_err(Fault::from) {
+        let begun = {
+            let mut begin = Box::pin(connection.begin_with("BEGIN EXCLUSIVE"));
+            loop {
+                tokio::select! {
+                    begun = &mut begin => break begun,
+                    () = sleep_until(wait.next()) => say_locked(&mut wait),
+                }
+            }
+        };
+        match begun.map_err(Fault::from) {
             Ok(transaction) => break transaction,
             Err(Fault::Link(_)) if Instant::now() < deadline => sleep(POLL).await,
             Err(fault) => return Err(fault.into()),
@@ -178,21 +219,35 @@ async fn migrate_sqlite(path: &Path) -> Result<(), OpenError> {
     sqlx::query(SCHEMA_INFO_SQLITE).execute(&mut *transaction).await?;
     sqlx::query(FIRST_ROW).execute(&mut *transaction).await?;
     let found = Found::in_sqlite(&mut transaction).await?;
-    if !found.pending()?.is_empty() {
-        let migrator = migrator(|step| step.sqlite);
-        migrator.run(&mut *transaction).await.map_err(|error| OpenError::Migration(error.to_string()))?;
+    let pending = found.pending()?;
+    if !pending.is_empty() {
+        tracing::info!(file = %in_full(path).display(), migrations = pending.join(", "), "migrating the database");
+        sqlite_migrator().run(&mut *transaction).await.map_err(not_migrated)?;
     }
     transaction.commit().await?;
     Ok(connection.close().await?)
 }
 
+fn say_locked(wait: &mut Wait) {
+    if let Some(waited) = wait.is_due(Instant::now()) {
+        tracing::info!(
+            waited_s = waited.as_secs(),
+            "another process has the lock of the database file, as one that migrates does: waiting for it"
+        );
+    }
+}
+
 /// Turning a new file to WAL does not wait for another process that does the same; so we do.
 async fn connect_sqlite(options: &SqliteConnectOptions) -> Result<SqliteConnection, OpenError> {
     let deadline = Instant::now() + CONNECT_PATIENCE;
+    let mut wait = Wait::new(Instant::now(), QUIET);
     loop {
         match SqliteConnection::connect_with(options).await.map_err(Fault::from) {
             Ok(connection) => return Ok(connection),
-            Err(Fault::Link(_)) if Instant::now() < deadline => sleep(POLL).await,
+            Err(Fault::Link(_)) if Instant::now() < deadline => {
+                say_locked(&mut wait);
+                sleep(POLL).await;
+            }
             Err(fault) => return Err(fault.into()),
         }
     }
@@ -209,19 +264,16 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
         return Err(if is_forbidden(&error) { OpenError::Forbidden(found.pending()?) } else { error.into() });
     }
     let holder = NodeId::new().as_uuid();
-    let deadline = Instant::now() + PATIENCE;
-    while !take_lease(&mut connection, holder).await? {
-        if Instant::now() > deadline {
-            return Err(OpenError::MigrationLocked);
-        }
-        sleep(POLL).await;
-    }
+    wait_for_lease(&mut connection, holder).await?;
     let mut keeper = connect(targets).await?;
     let migrated = async {
-        if Found::in_postgres(&mut connection).await?.pending()?.is_empty() {
+        let found = Found::in_postgres(&mut connection).await?;
+        let pending = found.pending()?;
+        if pending.is_empty() {
             return Ok(());
         }
-        let migrator = migrator(|step| step.postgres);
+        tracing::info!(lease.holder = %holder, migrations = pending.join(", "), "migrating the database");
+        let migrator = postgres_migrator();
         let run = if options.pooler == Pooler::Transaction {
             migrate_pooled::run(&migrator, &mut connection).await
         } else {
@@ -229,9 +281,9 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
         };
         run.map_err(|error| match error {
             MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) if is_forbidden(&cause) => {
-                OpenError::Forbidden(missing(&found.applied))
+                OpenError::Forbidden(pending)
             }
-            error => OpenError::Migration(error.to_string()),
+            error => not_migrated(error),
         })
     };
     let result = tokio::select! {
@@ -246,11 +298,37 @@ async fn migrate_postgres(options: &DatabaseOptions, targets: &Targets<PgConnect
     Ok(connection.close().await?)
 }
 
+async fn wait_for_lease(connection: &mut PgConnection, holder: Uuid) -> Result<(), OpenError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut wait = Wait::new(Instant::now(), Duration::ZERO);
+    while !take_lease(connection, holder).await? {
+        if Instant::now() > deadline {
+            return Err(OpenError::MigrationLocked);
+        }
+        if let Some(waited) = wait.is_due(Instant::now())
+            && let Some(row) = sqlx::raw_sql(HOLDER).fetch_optional(&mut *connection).await?
+        {
+            let (holder, left): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+            tracing::info!(
+                lease.holder = holder,
+                lease.left_s = left,
+                waited_s = waited.as_secs(),
+                "another process migrates the database: waiting for it; its own log names it by this holder"
+            );
+        }
+        sleep(POLL).await;
+    }
+    Ok(())
+}
+
 /// The schema and the table with the lease. PostgreSQL's `IF NOT EXISTS` looks first and makes then: of several at once
 /// some fail although all that they want is there.
 async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let mut statements = Vec::new();
-    if let Some(schema) = &options.schema {
+    if let Some(schema) = &options.schema
+        // Who may not make schemas may not even ask for one that is there.
+        && !has_schema(connection, schema).await?
+    {
         statements.push(format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
     }
     statements.push(SCHEMA_INFO_POSTGRES.to_owned());
@@ -268,10 +346,17 @@ async fn prepare_schema(options: &DatabaseOptions, connection: &mut PgConnection
     Ok(())
 }
 
-/// The role lacks a right: to make a schema or a table, or to change one that another role owns.
+/// The role lacks a right: to make a schema or a table, to change one that another role owns, or to use any schema at all.
 fn is_forbidden(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    code.is_some_and(|code| code == "42501")
+    code.is_some_and(|code| ["42501", "3F000"].contains(&code.as_ref()))
+}
+
+fn not_migrated(error: MigrateError) -> OpenError {
+    match error {
+        MigrateError::VersionMismatch(version) => OpenError::Changed(named(version)),
+        error => OpenError::Migration(error.to_string()),
+    }
 }
 
 /// Duplicate key (of the system's own tables), schema, table, type; a table changed under our feet.
@@ -308,6 +393,14 @@ async fn keep_lease(connection: &mut PgConnection, holder: Uuid) -> OpenError {
     }
 }
 
+pub fn postgres_migrator() -> Migrator {
+    migrator(|step| step.postgres)
+}
+
+pub fn sqlite_migrator() -> Migrator {
+    migrator(|step| step.sqlite)
+}
+
 fn migrator(sql: impl Fn(&Step) -> &'static str) -> Migrator {
     let migrations = MIGRATIONS.iter().map(|step| {
         Migration::new(step.version, step.name.into(), MigrationType::Simple, sql(step).into_sql_str(), false)
@@ -320,58 +413,14 @@ fn migrator(sql: impl Fn(&Step) -> &'static str) -> Migrator {
     migrator
 }
 
-/// What a database says of its schema.
-struct Found {
-    /// The oldest binary that may run on it.
-    oldest_binary: i64,
-    applied: Vec<i64>,
+/// A migration by number and name.
+pub fn named(version: i64) -> String {
+    let step = MIGRATIONS.iter().find(|step| step.version == version);
+    step.map_or_else(|| format!("{version:04}"), |step| format!("{version:04} {}", step.name))
 }
 
-impl Found {
-    async fn in_postgres(connection: &mut PgConnection) -> Result<Self, OpenError> {
-        // Each is one message, which a pooler passes as it is.
-        let oldest = sqlx::raw_sql(OLDEST_BINARY).fetch_optional(&mut *connection).await;
-        let applied = sqlx::raw_sql(APPLIED).fetch_all(&mut *connection).await;
-        let oldest = if_there(oldest)?.flatten().map(|row| row.try_get(0)).transpose()?;
-        let applied = if_there(applied)?.unwrap_or_default();
-        Ok(Self {
-            oldest_binary: oldest.unwrap_or(0),
-            applied: applied.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?,
-        })
-    }
-
-    async fn in_sqlite(connection: &mut SqliteConnection) -> Result<Self, OpenError> {
-        let oldest = sqlx::query_scalar(OLDEST_BINARY).fetch_optional(&mut *connection).await;
-        let applied = sqlx::query_scalar(APPLIED).fetch_all(&mut *connection).await;
-        Ok(Self {
-            oldest_binary: if_there(oldest)?.flatten().unwrap_or(0),
-            applied: if_there(applied)?.unwrap_or_default(),
-        })
-    }
-
-    fn pending(&self) -> Result<Vec<String>, OpenError> {
-        let own = own_schema();
-        if self.oldest_binary > own {
-            return Err(OpenError::FromTheFuture { needed: self.oldest_binary, own });
-        }
-        Ok(missing(&self.applied))
-    }
-}
-
-/// `None` if the table is not there yet.
-fn if_there<T>(result: Result<T, sqlx::Error>) -> Result<Option<T>, OpenError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => {
-            let missing = error.as_database_error().is_some_and(|refusal| {
-                refusal.code().as_deref() == Some("42P01") || refusal.message().starts_with("no such table")
-            });
-            if missing { Ok(None) } else { Err(error.into()) }
-        }
-    }
-}
-
-fn missing(applied: &[i64]) -> Vec<String> {
-    let missing = MIGRATIONS.iter().filter(|step| !applied.contains(&step.version));
-    missing.map(|step| format!("{:04} {}", step.version, step.name)).collect()
+/// Those that were not applied.
+pub fn missing(is_applied: impl Fn(i64) -> bool) -> Vec<String> {
+    let versions = MIGRATIONS.iter().map(|step| step.version);
+    versions.filter(|version| !is_applied(*version)).map(named).collect()
 }

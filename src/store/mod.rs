@@ -13,6 +13,10 @@
 
 mod batch;
 mod catalog;
+mod check;
+mod check_listen;
+mod check_postgres;
+mod check_sqlite;
 mod claims;
 mod connect;
 mod contexts;
@@ -27,6 +31,7 @@ mod link;
 mod methods;
 mod migrate;
 mod migrate_pooled;
+mod migrate_wait;
 mod nodes;
 mod open;
 mod open_postgres;
@@ -38,6 +43,7 @@ mod prepared;
 mod queue;
 mod retention;
 mod rounds;
+mod schema;
 mod sessions;
 mod signals;
 mod sql;
@@ -72,6 +78,7 @@ use crate::domain::task::Task;
 use crate::domain::work::{Claim, NewTask, UpstreamTask};
 
 pub use catalog::CatalogItem;
+pub use check::{Checked, Finding, check};
 pub use claims::{Claimed, Wish};
 pub use deliveries::{Delivered, Held, Hold, Last, Purpose, Renamed};
 pub use handles::{ScopedStore, Store, SystemStore};

@@ -29,6 +29,31 @@ pub enum OpenError {
          clients: set database.pooler = \"transaction\", or give the server's own address"
     )]
     Pooler,
+    #[error(
+        "{} cannot be written by this user: {detail}; SQLite writes the file, FILE-wal and FILE-shm beside it, and their \
+         folder: run this as the user of the service, or give that right", path.display()
+    )]
+    NotWritable { path: PathBuf, detail: String },
+    #[error(
+        "there is no file {}: `taskhold migrate` makes it; if the service has its database elsewhere, name that one (a \
+         relative path begins in the working directory)", .0.display()
+    )]
+    NoFile(PathBuf),
+    #[error(
+        "the database has no tables of taskhold: `taskhold migrate` makes them; if the service has its database, or \
+         schema, elsewhere, name that one"
+    )]
+    NoTables,
+    #[error(
+        "the database belongs to another program: it has the table(s) {0}, and not those of taskhold; name another one, or \
+         on PostgreSQL another schema (database.schema)"
+    )]
+    NotOurs(String),
+    #[error(
+        "migration {0} was run with another text than it has in this binary, going by its checksum in _sqlx_migrations: no \
+         further migration is run. `taskhold check` shows both sides, docs/databases.md says what to do"
+    )]
+    Changed(String),
     #[error("migrations are missing: {}; run `taskhold migrate`", .0.join(", "))]
     Pending(Vec<String>),
     #[error(
@@ -43,7 +68,10 @@ pub enum OpenError {
     FromTheFuture { needed: i64, own: i64 },
     #[error("migrating the database failed: {0}")]
     Migration(String),
-    #[error("another process has been migrating this database for too long")]
+    #[error(
+        "another process has been migrating this database for too long: see its log, or end it; 30 s after that another \
+         one can"
+    )]
     MigrationLocked,
     #[error("the database cannot be opened: {0}")]
     Store(StoreError),
@@ -61,24 +89,21 @@ impl From<sqlx::Error> for OpenError {
     }
 }
 
-/// Opens a migrated database (see [`super::migrate`]).
+/// Opens a migrated database (see [`super::migrate`]) as it is: neither a file nor a table is made or changed.
 ///
 /// # Errors
 /// If it cannot be reached, is none that can be served safely, or its migrations are not ours.
 pub async fn open(options: &DatabaseOptions) -> Result<Store, OpenError> {
     Ok(match options.target()? {
         Target::Sqlite(path) => {
-            refuse_pending(migrate::check_sqlite(&path).await?)?;
+            let found = migrate::look_sqlite(&path).await?;
+            found.ok_or_else(|| OpenError::NoFile(open_sqlite::in_full(&path)))?.complete()?;
             Store::new(Arc::new(SqlStore::new(open_sqlite::connections(&path))))
         }
         Target::Postgres(targets) => {
-            refuse_pending(migrate::check_postgres(options, &targets).await?)?;
+            migrate::look_postgres(options, &targets).await?.complete()?;
             targets.tell_where();
             Store::new(Arc::new(SqlStore::new(open_postgres::connections(options, &targets)?)))
         }
     })
-}
-
-fn refuse_pending(pending: Vec<String>) -> Result<(), OpenError> {
-    if pending.is_empty() { Ok(()) } else { Err(OpenError::Pending(pending)) }
 }

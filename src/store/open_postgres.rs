@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use tokio::time::{Instant, timeout};
 
-use super::connect::{self, search};
+use super::connect::{self, connect_to, search};
 use super::dialect::Dialect as _;
 use super::link::{Link, Own, Shared};
 use super::open::OpenError;
@@ -141,14 +141,8 @@ async fn checks(service: &Targets<PgConnectOptions>, pooler: Pooler) -> Result<(
         return Ok(());
     }
     let mut second = connect(service).await?;
-    // A pooler gives both one server connection in turn, so that the second's value is read on the first.
-    for _ in 0..2 {
-        let ours = probe(&mut first).await?;
-        probe(&mut second).await?;
-        let row = sqlx::raw_sql("SELECT current_setting('taskhold.probe', true)").fetch_one(&mut first).await?;
-        if row.try_get::<Option<String>, _>(0)?.as_deref() != Some(ours.as_str()) {
-            return Err(OpenError::Pooler);
-        }
+    if are_pooled(&mut first, &mut second).await? {
+        return Err(OpenError::Pooler);
     }
     // Both were only for this check; a failed goodbye changes nothing.
     let _ = first.close().await;
@@ -156,16 +150,45 @@ async fn checks(service: &Targets<PgConnectOptions>, pooler: Pooler) -> Result<(
     Ok(())
 }
 
+/// Whether a pooler in transaction mode gives both one server connection in turn: then the second's value is read on the first.
+async fn are_pooled(first: &mut PgConnection, second: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    for _ in 0..2 {
+        let ours = probe(first).await?;
+        probe(second).await?;
+        let row = sqlx::raw_sql("SELECT current_setting('taskhold.probe', true)").fetch_one(&mut *first).await?;
+        if row.try_get::<Option<String>, _>(0)?.as_deref() != Some(ours.as_str()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Connects; a pooler that does not know our startup options says so here.
 pub async fn connect(targets: &Targets<PgConnectOptions>) -> Result<PgConnection, OpenError> {
     match connect::connect::<PostgresDialect>(targets).await {
         Ok((_, connection)) => Ok(connection),
-        Err(fault) if fault.detail().contains("unsupported startup parameter") => Err(OpenError::Pooler),
+        Err(fault) if is_of_a_pooler(&fault) => Err(OpenError::Pooler),
         Err(fault) => Err(fault.into()),
     }
 }
 
-async fn probe(connection: &mut PgConnection) -> Result<String, OpenError> {
+/// Whether there is such a pooler at this address.
+pub async fn is_pooler(server: &PgConnectOptions) -> Result<bool, Fault> {
+    let mut first = connect_to::<PostgresDialect>(server, false).await?;
+    let mut second = connect_to::<PostgresDialect>(server, false).await?;
+    let are_pooled = are_pooled(&mut first, &mut second).await?;
+    // Both were only for this question; a failed goodbye changes nothing.
+    let _ = first.close().await;
+    let _ = second.close().await;
+    Ok(are_pooled)
+}
+
+/// No server refuses a connection so.
+pub fn is_of_a_pooler(fault: &Fault) -> bool {
+    fault.detail().contains("unsupported startup parameter")
+}
+
+async fn probe(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
     let value = NodeId::new().to_string();
     // The value is an id of ours; a statement with parameters would not pass a pooler.
     let statement = format!("SELECT set_config('taskhold.probe', '{value}', false)");

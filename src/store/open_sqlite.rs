@@ -1,9 +1,11 @@
 //! Opening a SQLite file.
 
-use std::path::Path;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
 use super::link::{Doubt, Link, Own, Shared};
@@ -30,6 +32,11 @@ pub fn writer_options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY)
         // A log that a long reader let grow is cut again.
         .pragma("journal_size_limit", "67108864")
+}
+
+/// For a look at a file that may be somebody else's: nothing of it is changed.
+pub fn look_options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new().filename(path).create_if_missing(false).busy_timeout(BUSY).pragma("query_only", "ON")
 }
 
 pub fn reader_options(path: &Path) -> SqliteConnectOptions {
@@ -68,6 +75,7 @@ pub fn connections(path: &Path) -> Connections<SqliteDialect> {
 /// the same permissions.
 pub fn prepare_file(path: &Path) -> Result<(), OpenError> {
     check_folder(path)?;
+    check_access(path)?;
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create(true).truncate(false);
     #[cfg(unix)]
@@ -75,11 +83,58 @@ pub fn prepare_file(path: &Path) -> Result<(), OpenError> {
     options.open(path).map(|_| ()).map_err(|error| file_error(path, &error))
 }
 
-pub fn check_folder(path: &Path) -> Result<(), OpenError> {
-    let folder = match path.parent() {
+/// Whether a file that is there is a database, and whether this user may write all that SQLite writes.
+pub fn check_access(path: &Path) -> Result<(), OpenError> {
+    let beside = |end: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        PathBuf::from(name)
+    };
+    for file in [path.to_path_buf(), beside("-wal"), beside("-shm")] {
+        if file.is_dir() {
+            return Err(OpenError::File { path: file, detail: "it is a folder: name a file".to_owned() });
+        }
+        if file.exists() {
+            may_write(&file, Access::READ_OK | Access::WRITE_OK)?;
+        }
+    }
+    may_write(folder_of(path), Access::WRITE_OK | Access::EXEC_OK)?;
+    if path.exists() && !has_header(path).map_err(|error| file_error(path, &error))? {
+        let detail = "it is no SQLite database: name another file".to_owned();
+        return Err(OpenError::File { path: path.to_path_buf(), detail });
+    }
+    Ok(())
+}
+
+fn may_write(path: &Path, access: Access) -> Result<(), OpenError> {
+    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|errno| OpenError::NotWritable {
+        path: in_full(path),
+        detail: std::io::Error::from(errno).to_string(),
+    })
+}
+
+/// An empty file is a database that nothing was written to.
+fn has_header(path: &Path) -> std::io::Result<bool> {
+    const HEADER: &[u8; 16] = b"SQLite format 3\0";
+    let mut found = Vec::new();
+    std::fs::File::open(path)?.take(HEADER.len() as u64).read_to_end(&mut found)?;
+    Ok(found.is_empty() || found == HEADER)
+}
+
+/// From the root, for people who may be in another folder than they think.
+pub fn in_full(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    };
+    }
+}
+
+pub fn check_folder(path: &Path) -> Result<(), OpenError> {
+    let folder = folder_of(path);
     if !folder.is_dir() {
         return Err(OpenError::MissingFolder(folder.to_path_buf()));
     }

@@ -92,8 +92,8 @@ impl DatabaseOptions {
     /// # Errors
     /// If a URL cannot be used.
     pub fn listen_target(&self) -> Result<Option<Vec<PgConnectOptions>>, OpenError> {
-        let servers = if !self.listen_urls.is_empty() {
-            servers(&self.listen_urls)?
+        let servers = if let Some(named) = self.named_listeners()? {
+            named
         } else if self.pooler == Pooler::Transaction {
             return Ok(None);
         } else {
@@ -103,6 +103,14 @@ impl DatabaseOptions {
             }
         };
         Ok(Some((0..servers.len()).map(|at| servers.options(at).clone()).collect()))
+    }
+
+    /// The servers that are named to listen at, if some are.
+    ///
+    /// # Errors
+    /// If a URL cannot be used.
+    pub(super) fn named_listeners(&self) -> Result<Option<Targets<PgConnectOptions>>, OpenError> {
+        if self.listen_urls.is_empty() { Ok(None) } else { servers(&self.listen_urls).map(Some) }
     }
 
     fn servers(&self, urls: &[SecretString]) -> Result<Targets<PgConnectOptions>, OpenError> {

@@ -15,7 +15,7 @@ mod inputs;
 mod listen;
 mod watch;
 
-pub use listen::Listening;
+pub use listen::{CHANNEL, Listening, listen_at};
 
 /// See [`Dialect`].
 pub struct PostgresDialect;

@@ -26,6 +26,7 @@ mod tests {
         ("queue.rs", queue::STATEMENTS),
         ("retention.rs", retention::STATEMENTS),
         ("rounds.rs", rounds::STATEMENTS),
+        ("schema.rs", schema::STATEMENTS),
         ("sessions.rs", sessions::STATEMENTS),
         ("signals.rs", signals::STATEMENTS),
         ("subscriptions.rs", subscriptions::STATEMENTS),
@@ -164,6 +165,19 @@ mod tests {
             let count = plan::<PostgresDialect>(&mut connection, explain, of_queue("WHERE context = $1"), count).await;
             assert!(count.contains("task_live_lanes") && !count.contains("Sort"), "{count}");
         }
+        drop_schema(connection, &schema).await;
+    }
+
+    /// Their names are read from the migrations' texts.
+    #[tokio::test]
+    async fn the_tables_whose_rights_are_checked_are_all_there_are() {
+        let (mut connection, schema) = postgres().await;
+        let tables = "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1";
+        let mut tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut connection).await.unwrap();
+        tables.retain(|table| table != schema::NOTES);
+        let mut ours = migrate::tables();
+        ours.sort_unstable();
+        assert_eq!(tables, ours);
         drop_schema(connection, &schema).await;
     }
 

@@ -36,10 +36,10 @@ const RESPITE: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 /// How long that may take before the connection counts as lost. With the silence before it this is what KEEP-17 allows, and
 /// the time to open another.
-const PROOF: Duration = Duration::from_secs(4);
+pub const PROOF: Duration = Duration::from_secs(4);
 /// Nodes that were not heard for longer than this need no hints.
 const HEARD: Duration = Duration::from_secs(10);
-const OPENING: Duration = Duration::from_secs(5);
+pub const OPENING: Duration = Duration::from_secs(5);
 /// After so many notifications others have their turn.
 const TURNS: usize = 64;
 /// The shortest and the longest pause between two tries to listen.

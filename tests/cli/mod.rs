@@ -1,10 +1,13 @@
 //! The command line as people and scripts meet it.
 
+mod as_it_is;
 mod bench;
+mod check;
 mod configuration;
 mod data;
 mod help;
 mod serve;
+mod servers;
 
 use std::path::Path;
 

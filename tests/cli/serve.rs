@@ -246,7 +246,7 @@ fn what_stands_in_its_way_is_said_once_and_exits_with_1() {
         (&["serve", "--listen", &address][..], listen.as_str()),
         (
             &["serve", "--config", "off.toml", "--database-url", "sqlite://new.db"],
-            "taskhold: cannot use the database sqlite://new.db: migrations are missing: ",
+            "taskhold: cannot use the database sqlite://new.db: there is no file /",
         ),
         (
             &["serve", "--database-url", "sqlite://no/such/folder/x.db"],

@@ -7,6 +7,7 @@ mod input;
 mod paused;
 mod pooler;
 mod restart;
+mod roles;
 mod roll;
 mod secrets;
 mod starts;

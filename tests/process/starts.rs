@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use sqlx::{Connection as _, SqliteConnection};
 use taskhold::domain::ids::TaskId;
 use taskhold::store::{check_migrations, migrate};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
 
 use crate::store::migrations::{BEFORE_TALK, MIGRATIONS};
 use crate::support::client::Client;
@@ -134,9 +136,67 @@ async fn full(backend: Backend) -> EmptyDatabase {
 
 /// Starts a node whose start the test will not see the end of.
 fn launch(url: &str) -> Child {
+    serve(url).stderr(Stdio::null()).spawn().expect("the binary starts")
+}
+
+fn serve(url: &str) -> Command {
     let mut command = Command::new(binary());
     command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", url]).kill_on_drop(true);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary starts")
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+// req: KEEP-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_another_ones_migration_is_said() {
+    let database = EmptyDatabase::new(Backend::Postgres).await;
+    migrate(&options(&database.url)).await.unwrap();
+    run(&database.url, BEFORE_TALK).await;
+    let holder = TaskId::new().to_string();
+    let until = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + 3000000000";
+    run(&database.url, &format!("UPDATE schema_info SET holder = '{holder}', lease_until = {until}")).await;
+    let (mut waits, mut lines) = launch_and_listen(&database.url);
+    let said = line_with(&mut lines, "another process migrates the database").await;
+    assert!(said.contains(&holder) && said.contains("\"lease.left_s\":29"), "{said}");
+    run(&database.url, "UPDATE schema_info SET holder = NULL, lease_until = NULL").await;
+    let next = line_with(&mut lines, "\"migrating the database\"").await;
+    assert!(next.contains("lease.holder") && next.contains("0002 talk, 0003 keys"), "{next}");
+    line_with(&mut lines, "is listening on").await;
+    waits.kill().await.unwrap();
+}
+
+// req: KEEP-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_the_lock_of_a_file_is_said() {
+    let database = EmptyDatabase::new(Backend::Sqlite).await;
+    let url = format!("{}?mode=rwc", database.url);
+    let mut other = SqliteConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("PRAGMA journal_mode = WAL; BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    let (mut waits, mut lines) = launch_and_listen(&database.url);
+    line_with(&mut lines, "another process has the lock of the database file").await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    line_with(&mut lines, "is listening on").await;
+    waits.kill().await.unwrap();
+}
+
+/// Starts a node, and what it writes to standard error.
+fn launch_and_listen(url: &str) -> (Child, Lines<BufReader<ChildStderr>>) {
+    let mut command = serve(url);
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let stderr = child.stderr.take().expect("standard error is piped");
+    (child, BufReader::new(stderr).lines())
+}
+
+async fn line_with(lines: &mut Lines<BufReader<ChildStderr>>, part: &str) -> String {
+    let reading = async {
+        loop {
+            let line = lines.next_line().await.unwrap().expect("it goes on");
+            if line.contains(part) {
+                return line;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, reading).await.expect("it says so in time")
 }
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {

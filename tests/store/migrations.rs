@@ -41,6 +41,8 @@ on_empty! {
     a_schema_from_the_future_is_refused,
     a_newer_schema_that_allows_us_is_served,
     a_database_without_migrations_is_not_served,
+    a_database_of_another_program_is_refused_and_left_alone,
+    a_migration_with_another_text_stops_those_that_are_missing,
     tasks_that_live_through_the_second_migration_have_their_session,
 }
 
@@ -111,10 +113,81 @@ async fn a_newer_schema_that_allows_us_is_served(db: EmptyDatabase) {
 }
 
 async fn a_database_without_migrations_is_not_served(db: EmptyDatabase) {
-    let error = open(&options(&db.url)).await.err().expect("is not opened");
-    assert!(error.to_string().contains("0001 tasks"), "{error}");
+    let error = open(&options(&db.url)).await.err().expect("is not opened").to_string();
+    assert!(error.contains("`taskhold migrate` makes"), "{error}");
     if let Some(path) = db.url.strip_prefix("sqlite://") {
+        assert!(error.contains(&format!("there is no file {path}: ")), "{error}");
         assert!(!std::path::Path::new(path).exists(), "a check makes no file");
+    }
+}
+
+/// Somebody else's tables, in which our names and our notes may have another meaning.
+async fn a_database_of_another_program_is_refused_and_left_alone(db: EmptyDatabase) {
+    let url = if db.url.starts_with("sqlite") { format!("{}?mode=rwc", db.url) } else { db.url.clone() };
+    let bytes = if db.url.starts_with("sqlite") { "BLOB" } else { "BYTEA" };
+    for theirs in [
+        format!("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, checksum {bytes}, success BOOLEAN)"),
+        "DROP TABLE _sqlx_migrations; CREATE TABLE tasks (title TEXT)".to_owned(),
+    ] {
+        run(&url, &theirs).await;
+        for error in [
+            migrate(&options(&db.url)).await.unwrap_err(),
+            check_migrations(&options(&db.url)).await.unwrap_err(),
+            open(&options(&db.url)).await.err().expect("is not opened"),
+        ] {
+            assert!(matches!(error, OpenError::NotOurs(_)), "{error}");
+            assert!(error.to_string().contains("belongs to another program"), "{error}");
+        }
+    }
+    let count = if db.url.starts_with("sqlite") {
+        "SELECT COUNT(*) FROM sqlite_schema"
+    } else {
+        "SELECT COUNT(*) FROM pg_tables WHERE schemaname = 'public'"
+    };
+    assert_eq!(number(&db.url, count).await, 1, "theirs");
+    if let Some(path) = db.url.strip_prefix("sqlite://") {
+        let header = std::fs::read(path).unwrap();
+        assert_eq!(header[18..20], [1, 1], "its journal is what it was");
+    }
+}
+
+/// A schema of PostgreSQL may be shared as long as no names meet.
+#[tokio::test]
+async fn tables_with_other_names_may_stand_beside_ours() {
+    let db = EmptyDatabase::new(Backend::Postgres).await;
+    run(&db.url, "CREATE TABLE invoices (number BIGINT)").await;
+    migrate(&options(&db.url)).await.unwrap();
+    assert!(check_migrations(&options(&db.url)).await.unwrap().is_empty());
+}
+
+/// Who may not make schemas may use one that is there.
+#[tokio::test]
+async fn a_schema_that_is_there_need_not_be_made() {
+    let db = EmptyDatabase::new(Backend::Postgres).await;
+    let role = format!("role_{}", SessionId::new().as_uuid().simple());
+    run(&db.url, &format!("CREATE ROLE {role} LOGIN; CREATE SCHEMA own AUTHORIZATION {role}")).await;
+    let (_, place) = db.url.split_once('@').unwrap();
+    let url = format!("postgres://{role}@{place}");
+    let install = |schema: &str| DatabaseOptions { schema: Some(schema.to_owned()), ..options(&url) };
+    migrate(&install("own")).await.unwrap();
+    assert!(matches!(migrate(&install("new")).await.unwrap_err(), OpenError::Forbidden(_)));
+    run(&db.url, &format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}")).await;
+}
+
+/// One text was changed after it had run, on the way to one that has yet to.
+async fn a_migration_with_another_text_stops_those_that_are_missing(db: EmptyDatabase) {
+    migrate(&options(&db.url)).await.unwrap();
+    let other = if db.url.starts_with("sqlite") { "X'00'" } else { "'x'" };
+    run(&db.url, &format!("UPDATE _sqlx_migrations SET checksum = {other} WHERE version = 1")).await;
+    migrate(&options(&db.url)).await.unwrap();
+    open(&options(&db.url)).await.unwrap();
+    run(&db.url, BEFORE_TALK).await;
+    let error = migrate(&options(&db.url)).await.unwrap_err();
+    assert!(matches!(&error, OpenError::Changed(name) if name == "0001 tasks"), "{error}");
+    assert!(error.to_string().contains("docs/databases.md"), "{error}");
+    assert_eq!(number(&db.url, "SELECT COUNT(*) FROM _sqlx_migrations").await, 1, "nothing was run");
+    if db.url.starts_with("postgres") {
+        assert_eq!(number(&db.url, "SELECT COUNT(*) FROM schema_info WHERE holder IS NOT NULL").await, 0);
     }
 }
 

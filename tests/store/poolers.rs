@@ -1,16 +1,19 @@
 //! A connection pooler in transaction mode between the store and PostgreSQL.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use taskhold::domain::ids::{ContextId, SessionId};
 use taskhold::domain::outcome::Outcome;
 use taskhold::lifecycle::spawn;
 use taskhold::store::{DatabaseOptions, Ended, OpenError, Pooler, ScopedStore, Store, check_migrations, migrate, open};
+use tokio::time::timeout;
 
 use super::sessions::new_session;
 use super::{at, caller, end, new_task};
 use crate::support::database::{Backend, EmptyDatabase, TestDatabase, options};
 use crate::support::pgbouncer::{PgBouncer, database_behind_a_pooler};
+use crate::support::pgproxy::{Moment, PgProxy};
 
 const CALLERS: usize = 16;
 const ROUNDS: usize = 100;
@@ -110,4 +113,24 @@ async fn a_pooler_that_nothing_was_said_of_is_refused() {
             assert!(error.to_string().contains("set database.pooler = \"transaction\""), "{error}");
         }
     }
+}
+
+/// Who has the connection next would be sent what was listened to, in the middle of something else.
+// req: KEEP-15
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_is_named_to_listen_at_is_not_listened_at() {
+    let db = TestDatabase::new(Backend::Postgres).await;
+    let (proxy, url) = PgProxy::before_url(&db.url).await;
+    let pooler = PgBouncer::before(&url, 4, &[]).await;
+    let pooled = pooler.url_of(&db.url);
+    let listen_urls = vec![pooled.as_str().into()];
+    let options = DatabaseOptions { pooler: Pooler::Transaction, listen_urls, ..options(&pooled) };
+    let store = open(&options).await.unwrap();
+    let listened = proxy.cut("LISTEN", Moment::Before);
+    let probed = proxy.cut("taskhold.probe", Moment::Before);
+    let _hints = store.system().hints().unwrap();
+    timeout(Duration::from_secs(30), probed).await.expect("it is asked what is there").unwrap();
+    // The first try was cut off; the next ones come after a tenth of a second.
+    assert!(timeout(Duration::from_secs(2), listened).await.is_err(), "it is listened at");
+    store.system().close().await;
 }
