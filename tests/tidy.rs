@@ -42,7 +42,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("axum", &["http", "app"]),
     ("hyper", &["http", "app", "demo"]),
     ("hyper_util", &["http", "app", "demo"]),
-    ("reqwest", &["executor", "config"]),
+    ("reqwest", &["executor", "config", "auth"]),
+    ("jsonwebtoken", &["auth"]),
     ("tower_http", &["http", "app"]),
     ("dotenvy", &["config"]),
 ];

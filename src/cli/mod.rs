@@ -71,7 +71,7 @@ enum Command {
     ///
     /// Several processes may do this at once: one works, the others wait for it.
     Migrate(migrate::MigrateArgs),
-    /// Check configuration, database, migrations and upstreams
+    /// Check configuration, OAuth issuer, database, migrations and upstreams
     ///
     /// Prints a line for each: "ok", or "to do" and what. Starts each upstream once, when the tables are up to date. Exits
     /// with 1 unless all are ok.
