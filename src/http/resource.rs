@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{OriginalUri, State};
+use axum::extract::State;
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -72,7 +72,7 @@ impl ProtectedResource {
 }
 
 /// The metadata, at the paths where clients look: the root, the endpoint's own path here and the one that its URL has.
-pub(super) async fn metadata(State(front): State<Arc<Front>>, OriginalUri(uri): OriginalUri) -> Response {
+pub(super) async fn metadata(State(front): State<Arc<Front>>, uri: Uri) -> Response {
     let is_ours = |resource: &&ProtectedResource| {
         let below = uri.path().strip_prefix(WELL_KNOWN);
         matches!(below, Some("" | ENDPOINT)) || uri.path() == resource.metadata_path

@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    fn claims(change: Value) -> Claims {
+    fn claims(change: &Value) -> Claims {
         let mut claims = json!({
             "iss": "https://issuer.example",
             "aud": "https://mcp.example/mcp",
@@ -124,14 +124,14 @@ mod tests {
         claims.as_object().unwrap().clone()
     }
 
-    fn judged(rules: &OauthRules, change: Value) -> Result<Grant, &'static str> {
+    fn judged(rules: &OauthRules, change: &Value) -> Result<Grant, &'static str> {
         judge(rules, &claims(change), NOW)
     }
 
     // req: AUTH-10, AUTH-11
     #[test]
     fn a_token_that_says_what_it_has_to_counts() {
-        let grant = judged(&rules(), json!({})).unwrap();
+        let grant = judged(&rules(), &json!({})).unwrap();
         let issuer = "https://issuer.example".to_owned();
         let context = ContextKey { issuer, subject: "ada".to_owned(), ..ContextKey::default() };
         assert_eq!(grant.context, context);
@@ -145,7 +145,7 @@ mod tests {
             json!({ "nbf": 1_005 }),
             json!({ "nbf": -1 }),
         ] {
-            assert!(judged(&rules(), good.clone()).is_ok(), "{good}");
+            assert!(judged(&rules(), &good).is_ok(), "{good}");
         }
     }
 
@@ -175,7 +175,7 @@ mod tests {
             json!({ "sub": "a\u{0}" }),
             json!({ "sub": "a".repeat(256) }),
         ] {
-            assert!(judged(&rules(), bad.clone()).is_err(), "{bad}");
+            assert!(judged(&rules(), &bad).is_err(), "{bad}");
         }
     }
 
@@ -184,20 +184,20 @@ mod tests {
     fn tenant_and_client_are_of_the_context_where_they_are_configured() {
         let claim = |name: &str| Some(name.to_owned());
         let rules = OauthRules { tenant_claim: claim("org"), client_claim: claim("client_id"), ..rules() };
-        let context = judged(&rules, json!({})).unwrap().context;
+        let context = judged(&rules, &json!({})).unwrap().context;
         assert_eq!((context.tenant.as_str(), context.client.as_str()), ("acme", "app"));
         // One without would be nobody's tenant, and under nobody's limits.
         for bad in
             [json!({ "org": null }), json!({ "org": "" }), json!({ "org": ["acme"] }), json!({ "client_id": null })]
         {
-            assert!(judged(&rules, bad.clone()).is_err(), "{bad}");
+            assert!(judged(&rules, &bad).is_err(), "{bad}");
         }
     }
 
     // req: AUTH-10
     #[test]
     fn scopes_come_by_either_name_and_in_either_form() {
-        let scopes = |change| judged(&rules(), change).unwrap().scopes;
+        let scopes = |change| judged(&rules(), &change).unwrap().scopes;
         assert_eq!(scopes(json!({ "scope": "tasks:write tools:call" })), Scopes::ALL);
         assert_eq!(scopes(json!({ "scope": ["tasks:write", "tools:call"] })), Scopes::ALL);
         assert_eq!(scopes(json!({ "scope": null, "scp": "tasks:write tools:call" })), Scopes::ALL);
@@ -205,6 +205,6 @@ mod tests {
         assert_eq!(scopes(json!({ "scope": null })), Scopes::default());
         assert_eq!(scopes(json!({ "scope": "tasks:* admin" })), Scopes::default());
         let without = OauthRules { require_scopes: false, ..rules() };
-        assert_eq!(judged(&without, json!({ "scope": null })).unwrap().scopes, Scopes::ALL);
+        assert_eq!(judged(&without, &json!({ "scope": null })).unwrap().scopes, Scopes::ALL);
     }
 }

@@ -33,7 +33,7 @@ impl Remote {
             .referer(false)
             .no_proxy()
             .build()
-            .map_err(|error| told(error))?;
+            .map_err(told)?;
         Ok(Self { client, issuer: rules.issuer.clone(), jwks_url: rules.jwks_url.clone() })
     }
 
