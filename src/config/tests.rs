@@ -204,7 +204,7 @@ fn bad_values_are_refused_with_key_value_place_and_what_is_allowed() {
     );
     assert_eq!(
         Given::nothing().flag("--auth", "auth.mode", "off").problem(),
-        "auth.mode = \"off\" (--auth): expected token or none"
+        "auth.mode = \"off\" (--auth): expected token or oauth or none"
     );
 }
 

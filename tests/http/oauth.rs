@@ -35,14 +35,15 @@ struct World {
     key: SigningKey,
     clock: Arc<ManualClock>,
     script: Arc<Script>,
+    _database: TestDatabase,
 }
 
 impl World {
     async fn on_sqlite() -> Self {
-        Self::on(&TestDatabase::new(Backend::Sqlite).await).await
+        Self::on(TestDatabase::new(Backend::Sqlite).await).await
     }
 
-    async fn on(database: &TestDatabase) -> Self {
+    async fn on(database: TestDatabase) -> Self {
         let key = SigningKey::es256("k");
         let issuer = Issuer::start(std::slice::from_ref(&key)).await;
         let clock = ManualClock::at(SystemClock::new().now());
@@ -66,7 +67,7 @@ impl World {
         };
         let resource = Some(ProtectedResource::new(PUBLIC_URL, &issuer.url));
         let front = Front::start_by(parts, HttpRules { resource, ..http_rules() }).await;
-        Self { front, issuer, key, clock, script }
+        Self { front, issuer, key, clock, script, _database: database }
     }
 
     /// One that is good for so long, with these scopes.
@@ -250,7 +251,7 @@ async fn who_may_only_read_reads_and_changes_nothing() {
 // req: AUTH-07, AUTH-11
 // field case: F-AUTH-05, F-AUTH-08 (the caller's half)
 async fn a_token_that_lapses_takes_its_stream_and_not_its_task(database: TestDatabase) {
-    let world = World::on(&database).await;
+    let world = World::on(database).await;
     let client = Client::connected(&world.front.url, &world.token(60, ALL_SCOPES)).await;
     let task = client.task("optional", json!({})).await;
     let work = world.script.next().await;
