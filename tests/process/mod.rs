@@ -3,6 +3,7 @@
 mod big_results;
 mod idle;
 mod input;
+mod oauth;
 mod paused;
 mod pooler;
 mod restart;

@@ -157,8 +157,8 @@ impl KeyRing {
                 tracing::warn!(
                     why,
                     known,
-                    "the issuer's signing keys cannot be fetched: those that are known are believed for a day, and tokens that \
-                     need others get 503"
+                    "the issuer's signing keys cannot be fetched: those that are known are believed for a day, and callers whose \
+                     tokens need others are told to try again; taskhold check says when it works"
                 );
             }
             Err(_) => {}

@@ -74,7 +74,7 @@ impl OauthRules {
 pub struct OauthAuthenticator(Arc<Verifier>);
 
 impl OauthAuthenticator {
-    /// Does not wait for the issuer: while there are no keys, requests get 503.
+    /// Does not wait for the issuer: while there are no keys, callers are told to try again.
     ///
     /// # Errors
     /// If no HTTP client can be made.
