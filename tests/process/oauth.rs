@@ -40,11 +40,17 @@ fn token(issuer: &Issuer, key: &SigningKey) -> String {
     key.token(&issuer.claims("ada", SystemClock::new().now().micros() / 1_000_000 + 600))
 }
 
+/// What a command of the same configuration writes to standard output and standard error.
+async fn run(folder: &Path, arguments: &[&str]) -> (String, String) {
+    let mut command = tokio::process::Command::new(binary());
+    command.args(arguments).env("TASKHOLD_AUTH_MODE", "oauth").env("TASKHOLD_LOG", "info").current_dir(folder);
+    let output = command.output().await.unwrap();
+    (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
 /// What `taskhold check` says of the issuer.
 async fn checked(folder: &Path) -> String {
-    let mut command = tokio::process::Command::new(binary());
-    let output = command.arg("check").env("TASKHOLD_AUTH_MODE", "oauth").current_dir(folder).output().await.unwrap();
-    let stdout = String::from_utf8(output.stdout).unwrap();
+    let (stdout, _) = run(folder, &["check"]).await;
     let line = stdout.lines().find(|line| line.starts_with("issuer ")).map(str::to_owned);
     line.unwrap_or_else(|| panic!("{stdout}"))
 }
@@ -65,7 +71,9 @@ async fn tokens_of_an_issuer_are_taken_and_found_nowhere(database: TestDatabase)
     let elsewhere =
         key.token(&changed(issuer.claims("ada", 4_000_000_000), &json!({ "aud": "https://other.example" })));
     let unknown = token(&issuer, &SigningKey::eddsa("unknown"));
-    for bad in [&elsewhere, &unknown] {
+    let (ours, said) = run(folder.path(), &["token", "create", "--name", "x"]).await;
+    assert!(said.contains("takes tokens of oauth.issuer, and not this one"), "{said}");
+    for bad in [&elsewhere, &unknown, &ours.trim().to_owned()] {
         let refused = Client { token: Some(bad.clone()), ..client.clone() }.request("ping", json!({})).await;
         assert_eq!((refused.status, refused.body.as_str()), (401, ""));
         let challenge = refused.header("www-authenticate").unwrap();
