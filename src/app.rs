@@ -11,13 +11,13 @@ use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{Anonymous, Authenticator, TokenAuthenticator};
+use crate::auth::{Anonymous, Authenticator, OauthAuthenticator, OauthRules, TokenAuthenticator};
 use crate::config::{self, AuthMode, Config, ServerConfig};
 use crate::domain::clock::{Clock, SystemClock};
 use crate::engine::{Engine, EngineParts, EngineRules, InputRules, QueueRules, RoundRules, TenantRules};
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
-use crate::http::{self, Counts, HttpRules, HttpState};
+use crate::http::{self, Counts, HttpRules, HttpState, ProtectedResource};
 use crate::lifecycle;
 use crate::store::{self, OpenError, Store};
 
@@ -196,13 +196,29 @@ async fn authenticator(
     store: &Store,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<Arc<dyn Authenticator>> {
-    let auth: Result<Arc<dyn Authenticator>, store::StoreError> = match config.auth.mode {
+    let (system, clock) = (store.system(), Arc::clone(clock));
+    let auth: anyhow::Result<Arc<dyn Authenticator>> = match config.auth.mode {
         AuthMode::Token => {
-            TokenAuthenticator::open(store.system(), Arc::clone(clock)).await.map(|auth| Arc::new(auth) as _)
+            TokenAuthenticator::open(system, clock).await.map(|auth| Arc::new(auth) as _).map_err(Into::into)
         }
-        AuthMode::None => Anonymous::open(&store.system(), &**clock).await.map(|auth| Arc::new(auth) as _),
+        AuthMode::Oauth => OauthAuthenticator::open(oauth_rules(config), system, clock)
+            .map(|auth| Arc::new(auth) as _)
+            .map_err(anyhow::Error::msg),
+        AuthMode::None => Anonymous::open(&system, &*clock).await.map(|auth| Arc::new(auth) as _).map_err(Into::into),
     };
     auth.context("cannot prepare authentication")
+}
+
+/// Which access tokens of the issuer count.
+#[must_use]
+pub fn oauth_rules(config: &Config) -> OauthRules {
+    let resource = protected_resource(config);
+    config.oauth.rules(resource.as_ref().map_or("", ProtectedResource::url))
+}
+
+fn protected_resource(config: &Config) -> Option<ProtectedResource> {
+    let (url, issuer) = (config.server.public_url.as_deref()?, config.oauth.issuer.as_deref()?);
+    (config.auth.mode == AuthMode::Oauth).then(|| ProtectedResource::new(url, issuer))
 }
 
 fn engine_rules(config: &Config) -> EngineRules {
@@ -259,6 +275,7 @@ fn http_rules(config: &Config, address: SocketAddr) -> HttpRules {
         tasks_enabled: config.tasks.enabled,
         task_names_required: config.tasks.name_header_required,
         tenants_without_tasks: tenants_without_tasks(config),
+        resource: protected_resource(config),
     }
 }
 

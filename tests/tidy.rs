@@ -45,7 +45,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("hyper_util", &["http", "app", "demo", "bench"]),
     ("hyper_rustls", &["bench"]),
     ("rustls", &["bench"]),
-    ("reqwest", &["executor", "config"]),
+    ("reqwest", &["executor", "config", "auth"]),
+    ("jsonwebtoken", &["auth"]),
     ("tower_http", &["http", "app"]),
     ("dotenvy", &["config"]),
 ];

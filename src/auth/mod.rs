@@ -1,6 +1,7 @@
 //! Who is calling: from a request's `Authorization` headers to a verified [`AuthContext`].
 //!
 //! * [`TokenAuthenticator`]: access tokens that this installation issued ([`issue`]).
+//! * [`OauthAuthenticator`]: access tokens of a configured OAuth issuer.
 //! * [`Anonymous`]: authentication is off; everybody is the same caller.
 //!
 //! Knows nothing of HTTP beyond the header's value, and nothing of tasks. To add a way to authenticate: a file here that
@@ -8,17 +9,21 @@
 
 mod anonymous;
 pub mod bearer;
+mod digest;
 pub mod format;
 mod hash;
 pub mod issue;
+mod oauth;
 mod tokens;
 
 use async_trait::async_trait;
 
 pub use anonymous::Anonymous;
+pub use oauth::{OauthAuthenticator, OauthRules};
 pub use tokens::TokenAuthenticator;
 
 use crate::domain::context::AuthContext;
+use crate::store::StoreError;
 
 /// Why a caller is not let in (AUTH-01). It says nothing about which tokens there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +37,7 @@ pub enum AuthRefusal {
     /// The token is not, or no longer, good: 401 with `error="invalid_token"`.
     #[error("the access token is not valid")]
     Invalid,
-    /// Whether it is good cannot be found out now, because the database does not answer: 503, never 401.
+    /// Whether it is good cannot be found out now, because the database or the issuer does not answer: 503, never 401.
     #[error("access tokens cannot be checked now")]
     Unavailable,
 }
@@ -50,4 +55,9 @@ pub trait Authenticator: Send + Sync + 'static {
     async fn changed(&self) {
         std::future::pending::<()>().await;
     }
+}
+
+fn unavailable(error: &StoreError) -> AuthRefusal {
+    tracing::warn!(error = %error, "an access token cannot be checked");
+    AuthRefusal::Unavailable
 }

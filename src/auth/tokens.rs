@@ -11,16 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
 use tokio::sync::{OnceCell, Semaphore, watch};
 
 use super::bearer::bearer;
+use super::digest::{Digest, DigestKey};
 use super::format::{Parsed, TokenKey};
-use super::{AuthRefusal, Authenticator, hash};
+use super::{AuthRefusal, Authenticator, hash, unavailable};
 use crate::domain::clock::{Clock, Timestamp};
 use crate::domain::context::{AuthContext, Credential};
-use crate::domain::ids::{ContextId, TokenId, random_bytes};
+use crate::domain::ids::{ContextId, TokenId};
 use crate::lifecycle;
 use crate::store::{self, SystemStore, TokenRecord};
 
@@ -108,7 +107,7 @@ struct Verifier {
     records: Box<dyn Records>,
     clock: Arc<dyn Clock>,
     key: TokenKey,
-    digest_key: [u8; 32],
+    digests: DigestKey,
     remembered: moka::sync::Cache<Digest, Arc<Slot>>,
     hashing: Semaphore,
     verifications: AtomicU64,
@@ -121,8 +120,6 @@ struct Verifier {
     /// Whether the last of them failed.
     failed: AtomicBool,
 }
-
-type Digest = [u8; 32];
 
 /// One token text. The cell makes concurrent first requests wait for one verification.
 #[derive(Default)]
@@ -162,7 +159,7 @@ impl Verifier {
             records,
             clock,
             key,
-            digest_key: random_bytes(),
+            digests: DigestKey::new(),
             remembered: moka::sync::Cache::new(REMEMBERED),
             hashing: Semaphore::new(threads.div_ceil(2)),
             verifications: AtomicU64::new(0),
@@ -174,7 +171,7 @@ impl Verifier {
     }
 
     async fn known(self: Arc<Self>, token: &str, parsed: Parsed) -> Result<Arc<Known>, AuthRefusal> {
-        let digest = self.digest(token);
+        let digest = self.digests.of(token);
         let mut slot = self.remembered.get_with(digest, Arc::default);
         if let Some(Verdict::Unknown { since }) = slot.0.get()
             && self.clock.boot().saturating_sub(*since) >= STALE
@@ -298,12 +295,6 @@ impl Verifier {
             }
         }
     }
-
-    fn digest(&self, token: &str) -> Digest {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.digest_key).expect("HMAC takes a key of any length");
-        mac.update(token.as_bytes());
-        mac.finalize().into_bytes().into()
-    }
 }
 
 /// A reading that is going on; its end, a panic too, lets the next one start and wakes those who wait for it.
@@ -339,11 +330,6 @@ impl Known {
         state.expires = record.and_then(|record| record.expires);
         state.read = read;
     }
-}
-
-fn unavailable(error: &store::StoreError) -> AuthRefusal {
-    tracing::warn!(error = %error, "an access token cannot be checked");
-    AuthRefusal::Unavailable
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::output;
 use crate::app;
-use crate::config::{Config, ConfigError, Overrides, find_program};
+use crate::config::{AuthMode, Config, ConfigError, Overrides, find_program};
 use crate::domain::clock::SystemClock;
 use crate::executor::Catalogue as _;
 use crate::executor::shelf::Clash;
@@ -66,6 +66,9 @@ impl CheckArgs {
 
 async fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::good("configuration", "")];
+    if config.auth.mode == AuthMode::Oauth {
+        findings.push(check_issuer(config).await);
+    }
     let database = &config.database;
     let checked = store::check(&database.options(), &database.shown_url(), database.auto_migrate).await;
     findings.extend(checked.findings.into_iter().map(Finding::from));
@@ -93,6 +96,17 @@ impl Finding {
 
     fn bad(what: impl Into<String>, detail: impl Display) -> Self {
         Self { what: what.into(), ok: false, detail: detail.to_string() }
+    }
+}
+
+/// Fetches the issuer's signing keys once.
+async fn check_issuer(config: &Config) -> Finding {
+    let rules = app::oauth_rules(config);
+    let what = format!("issuer {}", rules.issuer);
+    match rules.try_keys().await {
+        Ok(1) => Finding::good(what, "1 signing key"),
+        Ok(count) => Finding::good(what, format!("{count} signing keys")),
+        Err(why) => Finding::bad(what, why),
     }
 }
 

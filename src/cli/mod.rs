@@ -73,7 +73,7 @@ enum Command {
     /// Several processes may do this at once: one works, the others wait for it. `serve` does the same first; no other command
     /// changes tables that are there.
     Migrate(migrate::MigrateArgs),
-    /// Check configuration, database, migrations and upstreams
+    /// Check configuration, OAuth issuer, database, migrations and upstreams
     ///
     /// Prints a line for each: "ok", or "to do" and what: of the database its servers, its tables, the rights of the role, and
     /// whether database.listen_url is of use. Starts each upstream once, when the tables are up to date; makes and

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 
 use super::{Common, output};
 use crate::app::{self, Ready};
+use crate::auth::OauthRules;
 use crate::auth::issue::{Issuer, NewToken};
 use crate::config::{AuthMode, Config, Overrides};
 use crate::domain::context::ContextKey;
@@ -21,8 +22,9 @@ pub(super) struct ServeArgs {
     /// Where to listen; port 0 takes a free one
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Whether callers show an access token, or everybody who reaches the port is the same caller
-    #[arg(long, value_name = "MODE", value_parser = ["token", "none"])]
+    /// Whether callers show an access token of this installation or of an OAuth issuer, or everybody who reaches the port is
+    /// the same caller
+    #[arg(long, value_name = "MODE", value_parser = ["token", "oauth", "none"])]
     auth: Option<String>,
     /// Add the demo upstream and print a fresh token (24 h) and a call to paste
     ///
@@ -62,17 +64,20 @@ impl ServeArgs {
     pub async fn run(self, config: Config, common: &Common) -> anyhow::Result<()> {
         let again = common.again();
         let mode = config.auth.mode;
+        let oauth = app::oauth_rules(&config);
         let base = config.server.public_url.clone();
         let has_upstreams = !config.upstreams.is_empty();
         let announce = async move |ready: Ready| {
             let url = format!("{}/mcp", base.unwrap_or_else(|| local_url(ready.address)));
             if self.demo {
-                let token = match mode {
-                    AuthMode::Token => Some(demo_token(&ready).await?),
-                    AuthMode::None => None,
-                };
                 let call = if self.conformance { CONFORMANCE_CALL } else { DEMO_CALL };
-                output::complain(&demo_text(&url, token.as_deref(), call));
+                let text = match mode {
+                    AuthMode::Token => demo_text(&url, Some(&demo_token(&ready).await?), call),
+                    AuthMode::None => demo_text(&url, None, call),
+                    // Only the issuer can make a token.
+                    AuthMode::Oauth => format!("URL:   {url}\n"),
+                };
+                output::complain(&text);
             } else if mode == AuthMode::Token && ready.store.system().all_tokens().await?.is_empty() {
                 output::complain(&format!(
                     "There are no access tokens yet, so nobody can call. Create one:\n  taskhold token create --name NAME{again}"
@@ -89,6 +94,10 @@ impl ServeArgs {
                     "authentication is off: everybody who reaches the port is the same caller and may read, await and \
                      cancel any task whose id they know; tasks are not listed"
                 );
+            }
+            if mode == AuthMode::Oauth {
+                let OauthRules { issuer, audience, .. } = &oauth;
+                tracing::info!(issuer, audience, "callers show access tokens of this issuer for this audience");
             }
             // Always the address that was bound: who started this with port 0 learns the port here.
             output::complain(&format!("taskhold is listening on {}/mcp", local_url(ready.address)));

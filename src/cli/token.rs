@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::output;
 use crate::app;
 use crate::auth::issue::{Issued, Issuer, NewToken};
-use crate::config::Config;
+use crate::config::{AuthMode, Config};
 use crate::domain::clock::{Clock, SystemClock, Timestamp};
 use crate::domain::ids::{ContextId, TokenId};
 use crate::store::TokenRecord;
@@ -90,8 +90,14 @@ impl TokenCommand {
             output::complain(&format!("made {made}: the token is for services that use it, and for no others"));
         }
         let clock = SystemClock::new();
+        let makes_one = matches!(self, Self::Create(_) | Self::Rotate(_));
         let result = self.run_on(&store.system(), clock).await;
         store.system().close().await;
+        if result.is_ok() && makes_one && config.auth.mode == AuthMode::Oauth {
+            output::complain(
+                "auth.mode = \"oauth\": a service of this configuration takes tokens of oauth.issuer, and not this one",
+            );
+        }
         result
     }
 

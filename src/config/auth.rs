@@ -7,6 +7,7 @@ use super::settings::Settings;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMode {
     Token,
+    Oauth,
     None,
 }
 
@@ -18,7 +19,11 @@ pub struct AuthConfig {
 
 impl AuthConfig {
     pub(super) fn read(settings: &Settings) -> Self {
-        let mode = if settings.text("auth.mode") == "none" { AuthMode::None } else { AuthMode::Token };
+        let mode = match settings.text("auth.mode").as_str() {
+            "none" => AuthMode::None,
+            "oauth" => AuthMode::Oauth,
+            _ => AuthMode::Token,
+        };
         Self { mode, allow_remote_without_auth: settings.flag("auth.allow_remote_without_auth") }
     }
 

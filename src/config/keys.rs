@@ -85,7 +85,7 @@ pub const KEYS: &[Key] = &[
         "server.listen",
         Kind::Address,
         "127.0.0.1:8080",
-        "Where to listen. Port 0 takes a free one. An address that other machines reach needs `auth.mode = \"token\"`.",
+        "Where to listen. Port 0 takes a free one. An address that other machines reach needs `auth.mode = \"token\"` or `\"oauth\"`.",
     ),
     Key::unset(
         "server.public_url",
@@ -166,16 +166,59 @@ pub const KEYS: &[Key] = &[
     ),
     Key::new(
         "auth.mode",
-        Kind::Choice(&["token", "none"]),
+        Kind::Choice(&["token", "oauth", "none"]),
         "token",
-        "`token`: callers show an access token (`taskhold token create`). `none`: everybody who reaches the port is the \
-         same caller; tasks are not listed.",
+        "`token`: callers show an access token of this installation (`taskhold token create`). `oauth`: callers show one of \
+         `oauth.issuer`; see [oauth.md](oauth.md). `none`: everybody who reaches the port is the same caller; tasks are not \
+         listed.",
     ),
     Key::new(
         "auth.allow_remote_without_auth",
         Kind::Flag,
         "false",
         "Lets `auth.mode = \"none\"` listen on an address that other machines reach.",
+    ),
+    Key::unset(
+        "oauth.issuer",
+        Kind::Url,
+        "The issuer of the access tokens, exactly as their `iss` has it. `auth.mode = \"oauth\"` needs it, and \
+         `server.public_url`.",
+    ),
+    Key::unset(
+        "oauth.audience",
+        Kind::Text,
+        "What the `aud` of an access token must have. When not set, the URL of the endpoint: `server.public_url` with `/mcp` \
+         after it.",
+    ),
+    Key::unset(
+        "oauth.jwks_url",
+        Kind::Endpoint,
+        "Where the issuer's signing keys are. When not set, its metadata say so (RFC 8414 or OpenID Connect Discovery).",
+    ),
+    Key::unset(
+        "oauth.tenant_claim",
+        Kind::Text,
+        "The claim whose text names the caller's tenant, as `[tenants.NAME]` and limits mean it. A token without it is \
+         refused then. When not set, callers have no tenant.",
+    ),
+    Key::unset(
+        "oauth.client_claim",
+        Kind::Text,
+        "The claim that names the client, such as `client_id` or `azp`, if one user's tasks of one client are not to be seen \
+         by another. A token without it is refused then. When not set, a user is the same caller by whichever client.",
+    ),
+    Key::new(
+        "oauth.leeway",
+        duration(Duration::ZERO, Duration::from_secs(300)),
+        "5s",
+        "By how much the issuer's clock may differ: a token counts so much longer than it says, and so much earlier.",
+    ),
+    Key::new(
+        "oauth.require_scopes",
+        Kind::Flag,
+        "true",
+        "Whether a token allows only what its scopes `tasks:read`, `tasks:write` and `tools:call` say. With `false`, for \
+         issuers that cannot give such scopes, every good token allows all.",
     ),
     Key::new("tasks.enabled", Kind::Flag, "true", "Whether calls can be tasks at all."),
     Key::new(

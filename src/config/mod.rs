@@ -8,6 +8,7 @@ mod database;
 pub mod document;
 pub mod keys;
 mod limits;
+mod oauth;
 mod problem;
 mod redact;
 mod runner;
@@ -24,6 +25,7 @@ use std::collections::BTreeMap;
 pub use auth::{AuthConfig, AuthMode};
 pub use database::DatabaseConfig;
 pub use limits::LimitsConfig;
+pub use oauth::OauthConfig;
 pub use problem::{ConfigError, Problem};
 pub use redact::redact_url;
 pub use runner::RunnerConfig;
@@ -41,6 +43,7 @@ pub struct Config {
     pub server: ServerConfig,
     pub database: DatabaseConfig,
     pub auth: AuthConfig,
+    pub oauth: OauthConfig,
     pub tasks: TasksConfig,
     pub runner: RunnerConfig,
     pub limits: LimitsConfig,
@@ -64,6 +67,7 @@ impl Config {
             server: ServerConfig::read(&settings),
             database: DatabaseConfig::read(&settings),
             auth: AuthConfig::read(&settings),
+            oauth: OauthConfig::read(&settings),
             tasks: TasksConfig::read(&settings),
             limits: LimitsConfig::read(&settings),
             upstreams: upstreams::read(&layers, &runner, &mut problems),
@@ -81,6 +85,7 @@ impl Config {
         self.server.check(problems);
         self.database.check(problems);
         self.auth.check(&self.server, problems);
+        self.oauth.check(self.auth.mode, &self.server, problems);
         self.runner.check(problems);
         self.tasks.check(&self.runner, self.auth.mode, problems);
         self.limits.check(problems);

@@ -116,7 +116,7 @@ fn unknown_names_are_refused_with_what_is_allowed() {
     assert_eq!(
         Given::file("\n[runnr]\nslots = 2\n").problem(),
         "unknown key runnr (taskhold.toml line 2); allowed at the top of the file: log; sections: server, database, \
-         auth, tasks, runner, limits, upstreams, tenants"
+         auth, oauth, tasks, runner, limits, upstreams, tenants"
     );
     assert_eq!(
         Given::nothing().variable("TASKHOLD_RUNNER_SLOT", "2").problem(),
@@ -163,7 +163,7 @@ fn bad_values_are_refused_with_key_value_place_and_what_is_allowed() {
             "[runner]\nslots = 1.5",
             "runner.slots = 1.5 (taskhold.toml line 2): expected a whole number from 1 to 100000",
         ),
-        ("[auth]\nmode = \"oauth\"", "auth.mode = \"oauth\" (taskhold.toml line 2): expected token or none"),
+        ("[auth]\nmode = \"basic\"", "auth.mode = \"basic\" (taskhold.toml line 2): expected token or oauth or none"),
         ("[tasks]\nenabled = 1", "tasks.enabled = 1 (taskhold.toml line 2): expected true or false"),
         (
             "[tasks]\npoll_interval = \"2h\"",
@@ -190,7 +190,7 @@ fn bad_values_are_refused_with_key_value_place_and_what_is_allowed() {
         (
             "server = 7",
             "unknown key server (taskhold.toml line 1); allowed at the top of the file: log; sections: \
-         server, database, auth, tasks, runner, limits, upstreams, tenants",
+         server, database, auth, oauth, tasks, runner, limits, upstreams, tenants",
         ),
         ("[server]\nlisten = ", "taskhold.toml line 2 is not TOML: "),
     ] {
@@ -204,7 +204,7 @@ fn bad_values_are_refused_with_key_value_place_and_what_is_allowed() {
     );
     assert_eq!(
         Given::nothing().flag("--auth", "auth.mode", "off").problem(),
-        "auth.mode = \"off\" (--auth): expected token or none"
+        "auth.mode = \"off\" (--auth): expected token or oauth or none"
     );
 }
 
@@ -318,6 +318,49 @@ fn values_must_fit_each_other() {
     }
     let endless = Given::file("[tasks]\nmax_ttl = \"none\"\ndefault_ttl = \"none\"\n").load();
     assert_eq!((endless.tasks.ttl.default, endless.tasks.ttl.max), (None, None));
+}
+
+// req: AUTH-10
+#[test]
+fn oauth_says_what_it_needs() {
+    let mode = "[auth]\nmode = \"oauth\"\n";
+    let error = Config::load(&Given::file(mode).sources).unwrap_err();
+    assert_eq!(error.problems().len(), 2, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("needs oauth.issuer") && text.contains("needs server.public_url"), "{text}");
+    let server = "[server]\npublic_url = \"https://mcp.example.com/base/\"\n";
+    let with = |oauth: &str| Given::file(&format!("{mode}{server}[oauth]\n{oauth}\n"));
+    for (oauth, message) in [
+        (
+            "issuer = \"login\"",
+            "oauth.issuer = \"login\" (taskhold.toml line 6): expected a URL that starts with http://",
+        ),
+        ("issuer = \"http://login.example.com\"", "oauth.issuer = \"http://login.example.com\" is not https: "),
+        (
+            "issuer = \"https://a.example\"\njwks_url = \"http://a.example/k\"",
+            "oauth.jwks_url = \"http://a.example/k\" is not https: ",
+        ),
+        ("issuer = \"https://a.example\"\naudience = \"\"", "oauth.audience = \"\": expected a text that is not empty"),
+        (
+            "issuer = \"https://a.example\"\nleeway = \"1h\"",
+            "oauth.leeway = \"1h\" (taskhold.toml line 7): expected a duration",
+        ),
+    ] {
+        let problem = with(oauth).problem();
+        assert!(problem.starts_with(message), "{problem}");
+    }
+    let given = with("issuer = \"http://127.0.0.1:9000/\"\ntenant_claim = \"org\"");
+    let config = given.variable("TASKHOLD_OAUTH_CLIENT_CLAIM", "azp").load();
+    assert_eq!(config.auth.mode, AuthMode::Oauth);
+    let rules = config.oauth.rules("https://mcp.example.com/base/mcp");
+    assert_eq!(
+        (rules.issuer.as_str(), rules.audience.as_str()),
+        ("http://127.0.0.1:9000/", "https://mcp.example.com/base/mcp")
+    );
+    assert_eq!((rules.tenant_claim.as_deref(), rules.client_claim.as_deref()), (Some("org"), Some("azp")));
+    assert_eq!((rules.leeway, rules.require_scopes), (Duration::from_secs(5), true));
+    // Where the mode is another, the section means nothing.
+    Given::file("[oauth]\nissuer = \"http://login.example.com\"").load();
 }
 
 // req: AUTH-09

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::ids::{ContextId, TokenId};
+use super::scope::{Scope, Scopes};
 
 /// A verified caller. Only `auth/` makes one; request-facing code reaches tasks only through a store handle made
 /// from it (AUTH-13).
@@ -11,6 +12,7 @@ pub struct AuthContext {
     id: ContextId,
     tenant: Option<Arc<str>>,
     credential: Credential,
+    scopes: Scopes,
 }
 
 /// What the caller showed.
@@ -18,15 +20,28 @@ pub struct AuthContext {
 pub enum Credential {
     /// A bearer token of ours.
     Token(TokenId),
+    /// An access token that the configured OAuth issuer signed.
+    OAuth,
     /// Nothing: authentication is off, so callers cannot be told apart.
     Anonymous,
 }
 
 impl AuthContext {
-    /// Call this only after the credential was verified.
+    /// Call this only after the credential was verified. The caller may do everything that is its own.
     #[must_use]
     pub fn verified(id: ContextId, tenant: Option<Arc<str>>, credential: Credential) -> Self {
-        Self { id, tenant, credential }
+        Self { id, tenant, credential, scopes: Scopes::ALL }
+    }
+
+    /// The same caller with a credential that allows so much.
+    #[must_use]
+    pub fn limited_to(self, scopes: Scopes) -> Self {
+        Self { scopes, ..self }
+    }
+
+    #[must_use]
+    pub const fn may(&self, scope: Scope) -> bool {
+        self.scopes.allow(scope)
     }
 
     #[must_use]
@@ -47,7 +62,7 @@ impl AuthContext {
     /// Whether this caller can be told from others. If not, tasks are not listed (AUTH-09).
     #[must_use]
     pub const fn is_identified(&self) -> bool {
-        matches!(self.credential, Credential::Token(_))
+        matches!(self.credential, Credential::Token(_) | Credential::OAuth)
     }
 }
 

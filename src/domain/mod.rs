@@ -24,6 +24,7 @@ pub mod queue;
 pub mod retention;
 pub mod round;
 pub mod schema;
+pub mod scope;
 pub mod session;
 pub mod task;
 pub mod text;

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::auth::AuthRefusal;
 use crate::domain::json::RawJson;
+use crate::domain::scope::Scope;
 use crate::domain::text::storable;
 use crate::engine::Refusal;
 use crate::protocol::jsonrpc::{
@@ -45,6 +46,8 @@ pub enum Rejection {
     TokenInvalid,
     #[error("the Authorization header is malformed: expected one, with Bearer and a token")]
     TokenMalformed,
+    #[error("the access token lacks the scope {scope}")]
+    ScopeMissing { scope: Scope },
     #[error("{}", .0.message)]
     Malformed(Malformed),
     #[error("the Mcp-Session-Id header is missing or repeated; send initialize first")]
@@ -92,7 +95,7 @@ impl Rejection {
 
     const fn status(&self) -> StatusCode {
         match self {
-            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::Forbidden | Self::ScopeMissing { .. } => StatusCode::FORBIDDEN,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -116,6 +119,10 @@ impl Rejection {
             Self::TokenMissing => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
             Self::TokenInvalid => {
                 Some((header::WWW_AUTHENTICATE, HeaderValue::from_static(r#"Bearer error="invalid_token""#)))
+            }
+            Self::ScopeMissing { scope } => {
+                let challenge = format!(r#"Bearer error="insufficient_scope", scope="{scope}""#);
+                HeaderValue::try_from(challenge).ok().map(|challenge| (header::WWW_AUTHENTICATE, challenge))
             }
             Self::Unavailable | Self::Draining | Self::TooMany { .. } => {
                 Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))

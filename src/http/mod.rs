@@ -10,6 +10,7 @@ pub mod error;
 mod health;
 mod mcp;
 mod middleware;
+mod resource;
 mod router;
 pub mod server;
 mod socket;
@@ -28,6 +29,7 @@ use crate::engine::Engine;
 use crate::store::Store;
 
 pub use counts::Counts;
+pub use resource::ProtectedResource;
 pub use router::{Route, router};
 
 /// What the routes are served from.
@@ -66,6 +68,8 @@ pub struct HttpRules {
     pub task_names_required: bool,
     /// Tenants whose callers are not offered tasks.
     pub tenants_without_tasks: HashSet<String>,
+    /// Where callers show access tokens of an OAuth issuer: what those that have none are told.
+    pub resource: Option<ProtectedResource>,
 }
 
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

@@ -8,7 +8,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, delete, get, post};
 
 use super::mcp::sessions::Sessions;
-use super::{Front, HttpState, health, mcp, middleware};
+use super::{Front, HttpState, health, mcp, middleware, resource};
 
 /// A route of the service. What is not in [`Self::ALL`] is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,17 +21,31 @@ pub enum Route {
     EndSession,
     Health,
     Readiness,
+    /// What OAuth clients are told, of the host's only resource.
+    ResourceMetadata,
+    /// The same of the resource whose path follows.
+    ResourceMetadataOf,
 }
 
 impl Route {
-    pub const ALL: [Self; 5] = [Self::Message, Self::Stream, Self::EndSession, Self::Health, Self::Readiness];
+    pub const ALL: [Self; 7] = [
+        Self::Message,
+        Self::Stream,
+        Self::EndSession,
+        Self::Health,
+        Self::Readiness,
+        Self::ResourceMetadata,
+        Self::ResourceMetadataOf,
+    ];
 
     #[must_use]
     pub const fn method(self) -> Method {
         match self {
             Self::Message => Method::POST,
             Self::EndSession => Method::DELETE,
-            Self::Stream | Self::Health | Self::Readiness => Method::GET,
+            Self::Stream | Self::Health | Self::Readiness | Self::ResourceMetadata | Self::ResourceMetadataOf => {
+                Method::GET
+            }
         }
     }
 
@@ -41,13 +55,16 @@ impl Route {
             Self::Message | Self::Stream | Self::EndSession => "/mcp",
             Self::Health => "/healthz",
             Self::Readiness => "/readyz",
+            Self::ResourceMetadata => resource::WELL_KNOWN,
+            Self::ResourceMetadataOf => "/.well-known/oauth-protected-resource/{*resource}",
         }
     }
 
-    /// Whether anybody may ask, by any name: probes, which are told nothing but the state (HTTP-01).
+    /// Whether anybody may ask, by any name: probes, which are told nothing but the state (HTTP-01), and clients that do not
+    /// know yet where to get a token (AUTH-10).
     #[must_use]
     pub const fn is_open(self) -> bool {
-        matches!(self, Self::Health | Self::Readiness)
+        matches!(self, Self::Health | Self::Readiness | Self::ResourceMetadata | Self::ResourceMetadataOf)
     }
 
     fn handler(self) -> MethodRouter<Arc<Front>> {
@@ -57,6 +74,7 @@ impl Route {
             Self::EndSession => delete(mcp::delete),
             Self::Health => get(health::healthz),
             Self::Readiness => get(health::readyz),
+            Self::ResourceMetadata | Self::ResourceMetadataOf => get(resource::metadata),
         }
     }
 }

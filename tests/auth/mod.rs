@@ -1,5 +1,7 @@
 //! Access tokens on a real database: SQLite in a folder of its own, and one more handle on it as a second node.
 
+mod oauth;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -56,6 +56,10 @@ pub struct Parts {
 
 impl Front {
     pub async fn start(parts: Parts) -> Self {
+        Self::start_by(parts, http_rules()).await
+    }
+
+    pub async fn start_by(parts: Parts, rules: HttpRules) -> Self {
         let engine_parts = EngineParts {
             store: parts.store.clone(),
             clock: SystemClock::new(),
@@ -75,7 +79,7 @@ impl Front {
             engine: engine.clone(),
             auth: parts.auth,
             store: parts.store,
-            rules: http_rules(),
+            rules,
             counts: Arc::clone(&counts),
             leaving: CancellationToken::new(),
             drain: drain.clone(),
@@ -331,7 +335,7 @@ pub fn tools() -> Vec<Tool> {
     ]
 }
 
-fn http_rules() -> HttpRules {
+pub fn http_rules() -> HttpRules {
     HttpRules {
         allowed_hosts: vec!["127.0.0.1".to_owned(), "localhost".to_owned(), "public.example:443".to_owned()],
         allowed_origins: vec!["https://app.example".to_owned()],
@@ -342,6 +346,7 @@ fn http_rules() -> HttpRules {
         tasks_enabled: true,
         task_names_required: false,
         tenants_without_tasks: HashSet::from(["plain".to_owned()]),
+        resource: None,
     }
 }
 

@@ -9,6 +9,7 @@ mod keyed;
 mod large;
 pub mod modern;
 mod negotiation;
+mod oauth;
 mod plain;
 mod proxy;
 mod requestor;

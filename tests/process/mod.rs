@@ -4,6 +4,7 @@ mod behind_nginx;
 mod big_results;
 mod idle;
 mod input;
+mod oauth;
 mod paused;
 mod pooler;
 mod restart;

@@ -6,6 +6,7 @@ pub mod database;
 pub mod events;
 pub mod fixtures;
 pub mod host;
+pub mod issuer;
 pub mod modern;
 pub mod nginx;
 pub mod pgbouncer;

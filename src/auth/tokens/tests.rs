@@ -2,6 +2,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::*;
 use crate::domain::clock::ManualClock;
+use crate::domain::ids::random_bytes;
 use crate::store::StoreError;
 
 /// Rows in memory, a database that can be away, and a count of queries.

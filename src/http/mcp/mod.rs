@@ -7,6 +7,7 @@ mod legacy;
 mod modern;
 mod outgoing;
 mod relay;
+mod scopes;
 pub(super) mod sessions;
 mod sse;
 mod streams;
@@ -42,7 +43,14 @@ pub(super) async fn post(
         Err(malformed) => return Rejection::Malformed(malformed).to_response(None),
     };
     drop(bytes);
-    if modern::is_spoken(&parts.headers, &message) {
+    let is_modern = modern::is_spoken(&parts.headers, &message);
+    if let Verified::Caller(caller) = &verified
+        && let Err(rejection) = scopes::check(caller, &message, is_modern)
+    {
+        let id = if let Message::Request(request) = &message { Some(&request.id) } else { None };
+        return rejection.to_response(id);
+    }
+    if is_modern {
         return modern::post(front, verified, &parts.headers, accepts, message).await;
     }
     match verified {

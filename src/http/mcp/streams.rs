@@ -17,6 +17,7 @@ use crate::domain::event_id::{EventId, StreamKind};
 use crate::domain::ids::{ContextId, SessionId, StreamId};
 use crate::domain::json::RawJson;
 use crate::domain::outcome::Outcome;
+use crate::domain::scope::Scope;
 use crate::engine::{Asked, Called, Caller, Delivery, Engine, Item, Refusal, Resume, Step, Stream};
 use crate::http::error::{Rejection, refusal_error, stream_refused};
 use crate::http::middleware::media::takes_events;
@@ -220,6 +221,9 @@ impl Opening<'_> {
         let engine = &self.front.state.engine;
         match &kind {
             StreamKind::Session => self.session_stream(Some(resume)).await,
+            StreamKind::Result { .. } if !self.caller.auth.may(Scope::TasksRead) => {
+                Rejection::ScopeMissing { scope: Scope::TasksRead }.to_response(None)
+            }
             StreamKind::Result { .. } if engine.is_cancelled(resume.stream) => {
                 Rejection::EventUnknown.to_response(None)
             }

@@ -31,7 +31,11 @@ pub(in crate::http) async fn authenticate(
     let verified = match verify(&*front.state.auth, request.headers()).await {
         Ok(caller) => Verified::Caller(caller),
         Err(AuthRefusal::Unavailable) => Verified::Unknown,
-        Err(refusal) => return refuse(request, front.state.rules.body_limit, &Rejection::from(refusal)).await,
+        Err(refusal) => {
+            let mut response = refuse(request, front.state.rules.body_limit, &Rejection::from(refusal)).await;
+            complete(&front, &mut response);
+            return response;
+        }
     };
     let context = match &verified {
         Verified::Caller(caller) => Some(caller.id()),
@@ -39,9 +43,17 @@ pub(in crate::http) async fn authenticate(
     };
     request.extensions_mut().insert(verified);
     let mut response = next.run(request).await;
+    complete(&front, &mut response);
     let served = response.extensions().get::<Served>().copied().unwrap_or_default();
     response.extensions_mut().insert(Served { context, ..served });
     response
+}
+
+/// A challenge says whatever this service has to say in one, wherever it comes from.
+fn complete(front: &Front, response: &mut Response) {
+    if let Some(resource) = &front.state.rules.resource {
+        resource.complete(response);
+    }
 }
 
 /// # Errors

@@ -61,10 +61,10 @@ export class Database {
 
 export class Server {
   /** Resolves once the server says that it listens. */
-  static async start(database, { listen = '127.0.0.1:0', upstream = TEST_TOOLS } = {}) {
+  static async start(database, { listen = '127.0.0.1:0', upstream = TEST_TOOLS, variables = {} } = {}) {
     const args = ['serve', '--listen', listen, '--database-url', database.url, '--upstream', `test=${upstream}`];
     const child = spawn(BINARY, args, {
-      env: { ...environment, TASKHOLD_LOG: 'info' },
+      env: { ...environment, TASKHOLD_LOG: 'info', ...variables },
       stdio: ['ignore', 'inherit', 'pipe'],
     });
     const server = new Server(child);
