@@ -160,7 +160,7 @@ pub fn takes_all(statement: Many) -> bool {
 
 /// The rows of a batch as a JSON array of arrays, ids and other bytes in hexadecimal.
 pub fn rows_as_json(rows: &[Args]) -> Result<String, sqlx::Error> {
-    let rows: Vec<Cells> = rows.iter().map(|row| Cells(row)).collect();
+    let rows: Vec<Cells> = rows.iter().map(Cells).collect();
     serde_json::to_string(&rows).map_err(|error| sqlx::Error::Encode(error.into()))
 }
 
