@@ -45,6 +45,9 @@ pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> 
         // one page (459 ms instead of 0.1 ms with 100,000 tasks).
         ("random_page_cost", "1.1"),
         ("enable_bitmapscan", "off"),
+        // A batch locks its rows in the order of their ids, which a join keeps that goes through them one by one or sorts
+        // them. A hashed one would take them as they lie on the disk, and two batches could wait for each other.
+        ("enable_hashjoin", "off"),
     ])
 }
 

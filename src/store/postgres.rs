@@ -89,8 +89,9 @@ macro_rules! create {
     };
 }
 
-/// Locking order, so that no two statements wait for each other: live rows first, by task id; a row of `tasks` only
-/// under the lock of its live row. The row by which claims count alone comes before all of them.
+/// Locking order, so that no two statements wait for each other: live rows first, by task id, in which order a batch's rows
+/// come and its plan goes through them (see `service_options`); a row of `tasks` only under the lock of its live row. The row
+/// by which claims count alone comes before all of them.
 impl Dialect for PostgresDialect {
     type Database = Postgres;
 
@@ -98,7 +99,7 @@ impl Dialect for PostgresDialect {
     /// One message, so that the settings cost no round trip. They are those of `service_options`, which says why.
     const BEGIN_POOLED: &'static str = "BEGIN; SET LOCAL statement_timeout = 6000; \
         SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL jit = off; \
-        SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off";
+        SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
     const WATCH: Option<&'static str> = None;
     const WATCH_INTERVAL: Duration = Duration::from_millis(250);

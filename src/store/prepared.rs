@@ -181,6 +181,44 @@ mod tests {
         drop_schema(connection, &schema).await;
     }
 
+    /// Batches lock live rows in the order in which their own rows come.
+    #[tokio::test]
+    async fn ends_go_through_the_batch_and_not_through_the_table_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        let context = ContextId::new();
+        let rows = format!(
+            "ALTER TABLE tasks SET (autovacuum_enabled = off);
+            ALTER TABLE task_live SET (autovacuum_enabled = off);
+            INSERT INTO auth_contexts VALUES ('{context}', '', '', '', '', 0);
+            INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
+                attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
+            SELECT gen_random_uuid(), '{context}', n, n, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{{}}'
+            FROM generate_series(1, 5000) n;
+            INSERT INTO task_live (task, attempt, not_before, hard_end, context) SELECT id, 0, 1, 1, context FROM tasks"
+        );
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rows))).await.unwrap();
+        for statistics in ["", "ANALYZE tasks; ANALYZE task_live"] {
+            connection.execute(sqlx::raw_sql(statistics)).await.unwrap();
+            for batch in [1, 10, 256] {
+                let mut end = PostgresDialect::END[0].to_owned();
+                for (number, kind) in ["uuid", "uuid", "uuid", "bigint", "text", "bigint", "bigint", "text", "uuid"]
+                    .into_iter()
+                    .enumerate()
+                {
+                    let values = match number {
+                        0 => format!("ARRAY(SELECT task FROM task_live ORDER BY task LIMIT {batch})"),
+                        _ => format!("array_fill(NULL::{kind}, ARRAY[{batch}])"),
+                    };
+                    end = end.replace(&format!("${}::{kind}[]", number + 1), &values);
+                }
+                let plan = plan::<PostgresDialect>(&mut connection, ("EXPLAIN", "QUERY PLAN"), &end, Vec::new()).await;
+                let gone = plan.split("CTE gone").nth(1).unwrap().split("CTE done").next().unwrap();
+                assert!(!gone.contains("Hash Join") && !gone.contains("Seq Scan on task_live"), "{batch}: {plan}");
+            }
+        }
+        drop_schema(connection, &schema).await;
+    }
+
     #[tokio::test]
     async fn every_statement_prepares_on_sqlite() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,15 @@
 //! Logs go to standard error: for people on a terminal, as JSON lines otherwise (OPS-08).
 
-use std::io::{BufWriter, IsTerminal as _, Write};
+use std::io::{IsTerminal as _, Write};
+use std::time::Duration;
 
 use tracing::Subscriber;
-use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
+
+use super::lines::Lines;
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,27 +18,41 @@ pub enum Format {
     Json,
 }
 
-/// Lines that may wait for a reader of standard error. With more, whoever logs waits as well: none is lost.
-const WAITING_LINES: usize = 16_384;
+/// How long the end of a process waits for whoever reads its log.
+const LAST_LINES: Duration = Duration::from_secs(3);
 
-/// Keeps logging alive; when it is dropped, what was logged has been written.
+/// Keeps logging alive; dropped, it waits until what was logged is written, for [`LAST_LINES`] at most.
 #[must_use]
 #[derive(Debug)]
-pub struct Logs {
-    _worker: WorkerGuard,
+pub struct Logs(Option<Lines>);
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        if let Some(lines) = &self.0 {
+            lines.flush(LAST_LINES);
+        }
+    }
 }
 
 /// Starts logging and has panics logged. `filter` was checked when the configuration was read; one that cannot be used
-/// all the same counts as `info`. Lines are written by a thread of their own, all that are there at once: a system call for
-/// each would cost a request more than its look-up does (docs/performance.md).
+/// all the same counts as `info`.
 pub fn init(filter: &str) -> Logs {
     let format = if std::io::stderr().is_terminal() { Format::Human } else { Format::Json };
-    let lines = NonBlockingBuilder::default().lossy(false).buffered_lines_limit(WAITING_LINES).thread_name("logs");
-    let (writer, worker) = lines.finish(BufWriter::new(std::io::stderr()));
+    let lines = Lines::to(std::io::stderr()).ok();
     // Only tests start a second one in a process; the first stays.
-    let _ = subscriber(filter, format, writer).try_init();
-    std::panic::set_hook(Box::new(log_panic));
-    Logs { _worker: worker }
+    let _ = match lines.clone() {
+        Some(lines) => subscriber(filter, format, lines).try_init(),
+        None => subscriber(filter, format, std::io::stderr).try_init(),
+    };
+    let of_panics = lines.clone();
+    std::panic::set_hook(Box::new(move |panic| {
+        log_panic(panic);
+        // The process may end right after it.
+        if let Some(lines) = &of_panics {
+            lines.flush(LAST_LINES);
+        }
+    }));
+    Logs(lines)
 }
 
 fn subscriber<W>(filter: &str, format: Format, writer: W) -> impl Subscriber + Send + Sync

@@ -1,3 +1,4 @@
 //! What the process tells about itself.
 
+mod lines;
 pub mod logs;

@@ -212,6 +212,6 @@ async fn a_file_that_is_no_database_is_named() {
     std::fs::write(&path, "not a database, but long enough to be looked at. ".repeat(100)).unwrap();
     let url = format!("sqlite://{}", path.display());
     let error = taskhold::store::migrate(&options(&url)).await.unwrap_err();
-    assert!(error.to_string().contains("not a database"), "{error}");
+    assert!(error.to_string().contains("no SQLite database"), "{error}");
     assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a database"), "it is left as it was");
 }

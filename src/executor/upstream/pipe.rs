@@ -35,6 +35,8 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, endin
         let mut lines = Vec::new();
         while let Some(first) = queue.recv().await {
             lines.clear();
+            // Few messages are large.
+            lines.shrink_to(AT_ONCE);
             let mut next = Some(first);
             // What is queued leaves by one write: each wakes the process.
             while let Some(outgoing) = next {
