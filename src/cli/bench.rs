@@ -22,6 +22,8 @@ const DEMO_TOOL: &str = "wait";
 const DEMO_ARGUMENTS: &str = r#"{"seconds":0}"#;
 /// How long is measured when nothing is said.
 const DURATION: Duration = Duration::from_secs(10);
+/// The longest run, and the longest wait for one operation.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The longest time to live that can be asked for: more milliseconds than this are no number to many servers.
 const MOST_TTL_MS: u128 = (1 << 53) - 1;
 
@@ -78,7 +80,13 @@ pub(super) struct BenchArgs {
 impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let json = self.json;
-        let options = self.options()?;
+        let options = match self.options() {
+            Ok(options) => options,
+            Err(error) => {
+                output::complain(&format!("taskhold: {error:#}"));
+                return Ok(ExitCode::from(2));
+            }
+        };
         // One thread: what is measured often runs on the same processors.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let measured = runtime.block_on(async {
@@ -180,14 +188,15 @@ fn secret(text: &str) -> Result<SecretString, Infallible> {
 }
 
 fn some_time(text: &str) -> Result<Duration, String> {
-    let parsed = humantime::parse_duration(text).ok().filter(|duration| !duration.is_zero());
-    parsed.ok_or_else(|| "expected a duration above zero such as 30s or 5m".to_owned())
+    let fits = |duration: &Duration| !duration.is_zero() && *duration <= LONGEST;
+    let parsed = humantime::parse_duration(text).ok().filter(fits);
+    parsed.ok_or_else(|| "expected a duration above zero, of 30 days at most, such as 30s or 5m".to_owned())
 }
 
 fn time_to_live(text: &str) -> Result<Duration, String> {
-    let ttl = some_time(text)?;
-    let fits = (1..=MOST_TTL_MS).contains(&ttl.as_millis());
-    fits.then_some(ttl).ok_or_else(|| format!("expected 1ms to {MOST_TTL_MS}ms, such as 10m"))
+    let ttl = humantime::parse_duration(text).ok();
+    let fits = |ttl: &Duration| (1..=MOST_TTL_MS).contains(&ttl.as_millis());
+    ttl.filter(fits).ok_or_else(|| format!("expected 1ms to {MOST_TTL_MS}ms, such as 10m"))
 }
 
 fn object(text: &str) -> Result<RawJson, String> {

@@ -281,7 +281,7 @@ async fn options_that_cannot_be_used_are_named() {
         (&["--rate", "0"], "1..=1000000"),
         (&["--requests", "0"], "1.."),
         (&["--duration", "0s"], "expected a duration above zero"),
-        (&["--ttl", "soon"], "expected a duration above zero"),
+        (&["--ttl", "soon"], "expected 1ms to "),
         (&["--mode", "fast"], "create, get, lifecycle, list, call"),
         (&["--era", "new"], "legacy, modern"),
     ] {
