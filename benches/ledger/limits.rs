@@ -39,11 +39,11 @@ impl Limits {
             &format!(
                 "CREATE TABLE inserted (id uuid PRIMARY KEY, data text NOT NULL);
                  CREATE TABLE selected (number bigint PRIMARY KEY, data text NOT NULL);
-                 INSERT INTO selected SELECT n, repeat('x', {text}) FROM generate_series(1, {ROWS}) n;
-                 VACUUM ANALYZE"
+                 INSERT INTO selected SELECT n, repeat('x', {text}) FROM generate_series(1, {ROWS}) n"
             ),
         )
         .await;
+        run(&url, "VACUUM ANALYZE").await;
         let scripts = tempfile::tempdir().unwrap();
         let row = format!("gen_random_uuid(), '{}'", "x".repeat(usize::try_from(text).unwrap()));
         let write = |raw: Raw, sql: String| std::fs::write(scripts.path().join(file(raw)), sql).unwrap();
