@@ -145,13 +145,6 @@ async fn metadata_are_where_clients_look_and_name_the_public_url() {
     }
 }
 
-/// Sends a message of either era with what decides about scopes, and nothing more.
-async fn send(world: &World, token: &str, is_modern: bool, message: &Value) -> Answer {
-    let request = world.client(Some(token)).build(Method::POST).header("content-type", "application/json");
-    let request = if is_modern { request.header("mcp-protocol-version", "2026-07-28") } else { request };
-    Answer::read(request.body(message.to_string()).send().await.unwrap()).await
-}
-
 // req: AUTH-10
 #[tokio::test]
 async fn where_tokens_need_no_scopes_none_are_named() {
