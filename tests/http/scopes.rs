@@ -106,11 +106,13 @@ async fn each_message_needs_its_scope_before_anything_else_of_it_counts() {
     let world = World::on_sqlite().await;
     let mut all = legacy::Method::ALL.map(legacy::Method::as_str);
     let mut known = LEGACY.map(|(method, ..)| method);
-    (all.sort_unstable(), known.sort_unstable());
+    all.sort_unstable();
+    known.sort_unstable();
     assert_eq!(all, known);
     let mut all = modern::Method::ALL.map(modern::Method::as_str);
     let mut known = MODERN.map(|(method, ..)| method);
-    (all.sort_unstable(), known.sort_unstable());
+    all.sort_unstable();
+    known.sort_unstable();
     assert_eq!(all, known);
     for (is_modern, row) in LEGACY.map(|row| (false, row)).into_iter().chain(MODERN.map(|row| (true, row))) {
         let message = json!({ "jsonrpc": "2.0", "id": 7, "method": row.0, "params": {} });
