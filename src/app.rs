@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::{Anonymous, Authenticator, OauthAuthenticator, OauthRules, TokenAuthenticator};
 use crate::config::{self, AuthMode, Config, ServerConfig};
 use crate::domain::clock::{Clock, SystemClock};
+use crate::domain::scope::Scope;
 use crate::engine::{Engine, EngineParts, EngineRules, InputRules, QueueRules, RoundRules, TenantRules};
 use crate::executor::upstream::{self, KEPT_VARIABLES, Launcher, Upstreams};
 use crate::http::server::{self, ServerRules};
@@ -218,7 +219,8 @@ pub fn oauth_rules(config: &Config) -> OauthRules {
 
 fn protected_resource(config: &Config) -> Option<ProtectedResource> {
     let (url, issuer) = (config.server.public_url.as_deref()?, config.oauth.issuer.as_deref()?);
-    (config.auth.mode == AuthMode::Oauth).then(|| ProtectedResource::new(url, issuer))
+    let scopes: &[Scope] = if config.oauth.require_scopes { &Scope::ALL } else { &[] };
+    (config.auth.mode == AuthMode::Oauth).then(|| ProtectedResource::new(url, issuer, scopes))
 }
 
 fn engine_rules(config: &Config) -> EngineRules {

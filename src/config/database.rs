@@ -5,8 +5,8 @@ use std::fmt;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::problem::Problem;
-use super::redact::redact_url;
 use super::settings::Settings;
+use crate::domain::redact::redact_url;
 use crate::store::{DatabaseOptions, Pooler};
 
 #[derive(Clone)]

@@ -10,7 +10,6 @@ pub mod keys;
 mod limits;
 mod oauth;
 mod problem;
-mod redact;
 mod runner;
 mod server;
 mod settings;
@@ -22,12 +21,12 @@ mod value;
 
 use std::collections::BTreeMap;
 
+pub use crate::domain::redact::redact_url;
 pub use auth::{AuthConfig, AuthMode};
 pub use database::DatabaseConfig;
 pub use limits::LimitsConfig;
 pub use oauth::OauthConfig;
 pub use problem::{ConfigError, Problem};
-pub use redact::redact_url;
 pub use runner::RunnerConfig;
 pub use server::ServerConfig;
 pub use sources::{DEFAULT_FILE, Overrides, Sources};

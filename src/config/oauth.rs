@@ -7,6 +7,7 @@ use super::problem::Problem;
 use super::server::ServerConfig;
 use super::settings::Settings;
 use crate::auth::OauthRules;
+use crate::domain::redact::redact_url;
 
 /// Read whatever the mode is; checked where it is `oauth`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +66,7 @@ impl OauthConfig {
         let fetched = self.jwks_url.as_ref().map(|url| ("oauth.jwks_url", url));
         let fetched = fetched.or_else(|| self.issuer.as_ref().map(|url| ("oauth.issuer", url)));
         if let Some((key, url)) = fetched.filter(|(_, url)| !OauthRules::is_protected(url)) {
+            let url = redact_url(url);
             refuse(format!(
                 "{key} = {url:?} is not https: on the way others could put in signing keys of their own; http is for this \
                  machine only"

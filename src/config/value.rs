@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::redact::redact_url;
+use crate::domain::redact::redact_url;
 
 /// What a key may hold.
 #[derive(Debug, Clone, Copy)]

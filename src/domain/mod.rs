@@ -21,6 +21,7 @@ pub mod outcome;
 pub mod pieces;
 pub mod question;
 pub mod queue;
+pub mod redact;
 pub mod retention;
 pub mod round;
 pub mod schema;

@@ -30,6 +30,12 @@ impl Scope {
         Self::ALL.into_iter().find(|scope| scope.as_str() == name)
     }
 
+    /// As access tokens and challenges have several.
+    #[must_use]
+    pub fn list(scopes: &[Self]) -> String {
+        scopes.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
     const fn bit(self) -> u8 {
         1 << self as u8
     }

@@ -46,8 +46,8 @@ pub enum Rejection {
     TokenInvalid,
     #[error("the Authorization header is malformed: expected one, with Bearer and a token")]
     TokenMalformed,
-    #[error("the access token lacks the scope {scope}")]
-    ScopeMissing { scope: Scope },
+    #[error("the access token lacks the scope {}", Scope::list(.scopes))]
+    ScopeMissing { scopes: &'static [Scope] },
     #[error("{}", .0.message)]
     Malformed(Malformed),
     #[error("the Mcp-Session-Id header is missing or repeated; send initialize first")]
@@ -120,8 +120,8 @@ impl Rejection {
             Self::TokenInvalid => {
                 Some((header::WWW_AUTHENTICATE, HeaderValue::from_static(r#"Bearer error="invalid_token""#)))
             }
-            Self::ScopeMissing { scope } => {
-                let challenge = format!(r#"Bearer error="insufficient_scope", scope="{scope}""#);
+            Self::ScopeMissing { scopes } => {
+                let challenge = format!(r#"Bearer error="insufficient_scope", scope="{}""#, Scope::list(scopes));
                 HeaderValue::try_from(challenge).ok().map(|challenge| (header::WWW_AUTHENTICATE, challenge))
             }
             Self::Unavailable | Self::Draining | Self::TooMany { .. } => {

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::Authenticator;
 use crate::domain::context::AuthContext;
+use crate::domain::scope::Scope;
 use crate::engine::Engine;
 use crate::store::Store;
 
@@ -95,7 +96,13 @@ impl HttpRules {
         loopback.into_iter().filter(|_| listen.ip().is_loopback()).chain(public).collect()
     }
 
+    /// Only who may read tasks has any: nobody else could see what became of one.
     fn offers_tasks(&self, caller: &AuthContext) -> bool {
+        self.has_tasks_for(caller) && caller.may(Scope::TasksRead)
+    }
+
+    /// Whether there are tasks for this caller, whatever its token allows.
+    fn has_tasks_for(&self, caller: &AuthContext) -> bool {
         self.tasks_enabled && !caller.tenant().is_some_and(|tenant| self.tenants_without_tasks.contains(tenant))
     }
 }

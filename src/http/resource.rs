@@ -26,26 +26,34 @@ pub struct ProtectedResource {
     document: String,
     /// What a challenge says besides the error and the scope.
     metadata: String,
+    /// Which scopes there are, as a challenge says it; empty where tokens need none.
+    scope: String,
 }
 
 impl ProtectedResource {
-    /// Of a service whose clients reach it under this URL, which has no slash at its end.
+    /// Of a service whose clients reach it under this URL, which has no slash at its end. `scopes` are those that tokens need:
+    /// clients ask the issuer for what they are told here, and one that does not know a scope refuses the whole request.
     #[must_use]
-    pub fn new(public_url: &str, issuer: &str) -> Self {
+    pub fn new(public_url: &str, issuer: &str, scopes: &[Scope]) -> Self {
         let uri = public_url.parse::<Uri>().unwrap_or_default();
         let path = uri.path().trim_end_matches('/');
         let metadata_path = format!("{WELL_KNOWN}{path}{ENDPOINT}");
         let url = format!("{public_url}{ENDPOINT}");
-        let scopes: Vec<String> = Scope::ALL.iter().map(|scope| quoted(scope.as_str())).collect();
+        let (supported, scope) = if scopes.is_empty() {
+            (String::new(), String::new())
+        } else {
+            let names: Vec<_> = scopes.iter().map(|scope| quoted(scope.as_str())).collect();
+            let scope = format!(", scope=\"{}\"", Scope::list(scopes));
+            (format!(r#""scopes_supported":[{}],"#, names.join(",")), scope)
+        };
         let document = format!(
-            r#"{{"resource":{},"authorization_servers":[{}],"scopes_supported":[{}],"bearer_methods_supported":["header"],"resource_name":"Taskhold"}}"#,
+            r#"{{"resource":{},"authorization_servers":[{}],{supported}"bearer_methods_supported":["header"],"resource_name":"Taskhold"}}"#,
             quoted(&url),
             quoted(issuer),
-            scopes.join(",")
         );
         let origin = public_url.strip_suffix(path).unwrap_or(public_url);
         let metadata = format!("resource_metadata=\"{origin}{metadata_path}\"");
-        Self { url, metadata_path, document, metadata }
+        Self { url, metadata_path, document, metadata, scope }
     }
 
     /// The URL of the endpoint, which access tokens are meant for.
@@ -62,8 +70,7 @@ impl ProtectedResource {
         let separator = if given.contains(' ') { ", " } else { " " };
         let mut challenge = format!("{given}{separator}{}", self.metadata);
         if !given.contains("scope=") {
-            let all = Scope::ALL.map(Scope::as_str).join(" ");
-            challenge.push_str(&format!(", scope=\"{all}\""));
+            challenge.push_str(&self.scope);
         }
         if let Ok(value) = HeaderValue::from_bytes(challenge.as_bytes()) {
             response.headers_mut().insert(WWW_AUTHENTICATE, value);
@@ -108,7 +115,7 @@ mod tests {
                 "https://x.example:8443/.well-known/oauth-protected-resource/t/acme/mcp",
             ),
         ] {
-            let resource = ProtectedResource::new(public_url, "https://issuer.example/");
+            let resource = ProtectedResource::new(public_url, "https://issuer.example/", &Scope::ALL);
             assert_eq!((resource.url(), resource.metadata_path.as_str()), (url, path));
             assert_eq!(resource.metadata, format!("resource_metadata=\"{metadata}\""));
             let document: serde_json::Value = serde_json::from_str(&resource.document).unwrap();
@@ -121,20 +128,31 @@ mod tests {
     // req: AUTH-01, AUTH-10
     #[test]
     fn challenges_say_where_to_learn_more() {
-        let resource = ProtectedResource::new("https://mcp.example", "https://issuer.example");
-        let told = |rejection: Rejection| {
+        let named = ProtectedResource::new("https://mcp.example", "https://issuer.example", &Scope::ALL);
+        let told_by = |resource: &ProtectedResource, rejection: Rejection| {
             let mut response = rejection.to_response(None);
             resource.complete(&mut response);
             response.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned())
         };
+        let told = |rejection| told_by(&named, rejection);
         let at = r#"resource_metadata="https://mcp.example/.well-known/oauth-protected-resource/mcp""#;
         let all = r#"scope="tasks:read tasks:write tools:call""#;
         assert_eq!(told(Rejection::TokenMissing).unwrap(), format!("Bearer {at}, {all}"));
         assert_eq!(told(Rejection::TokenInvalid).unwrap(), format!(r#"Bearer error="invalid_token", {at}, {all}"#));
         assert_eq!(
-            told(Rejection::ScopeMissing { scope: Scope::TasksWrite }).unwrap(),
+            told(Rejection::ScopeMissing { scopes: &[Scope::TasksWrite] }).unwrap(),
             format!(r#"Bearer error="insufficient_scope", scope="tasks:write", {at}"#)
         );
+        assert_eq!(
+            told(Rejection::ScopeMissing { scopes: &[Scope::ToolsCall, Scope::TasksRead] }).unwrap(),
+            format!(r#"Bearer error="insufficient_scope", scope="tools:call tasks:read", {at}"#)
+        );
         assert_eq!(told(Rejection::TokenMalformed), None);
+        // An issuer that has no such scopes must not be asked for them.
+        let unnamed = ProtectedResource::new("https://mcp.example", "https://issuer.example", &[]);
+        assert_eq!(told_by(&unnamed, Rejection::TokenMissing).unwrap(), format!("Bearer {at}"));
+        let document: serde_json::Value = serde_json::from_str(&unnamed.document).unwrap();
+        assert_eq!(document.get("scopes_supported"), None);
+        assert_eq!(document["authorization_servers"], serde_json::json!(["https://issuer.example"]));
     }
 }

@@ -288,6 +288,8 @@ async fn while_the_issuer_is_away_known_keys_serve_for_a_day() {
     away(false);
     given.later(10);
     given.show(&token).await.unwrap();
+    let short = given.token(&json!({}));
+    given.show(&short).await.unwrap();
     away(true);
     given.later(86_400 - 1);
     given.node.refresh().await;
@@ -297,6 +299,7 @@ async fn while_the_issuer_is_away_known_keys_serve_for_a_day() {
     assert_eq!(given.show(&unknown).await, Err(AuthRefusal::Unavailable), "the key may be new");
     given.later(1);
     assert_eq!(given.show(&token).await, Err(AuthRefusal::Unavailable));
+    assert_eq!(given.show(&short).await, Err(AuthRefusal::Invalid), "no key would make it good again");
     away(false);
     given.later(10);
     given.node.refresh().await;
@@ -317,11 +320,89 @@ async fn keys_come_from_the_configured_issuer_or_not_at_all() {
         (Manner { redirects: true, ..Manner::default() }, "answers 302"),
         (Manner { away: true, ..Manner::default() }, "answers 503"),
         (keys_text("{".to_owned()), "it is no JWK set"),
-        (keys_text("{\"keys\":[]}".to_owned()), "it has no key for RS256, ES256 or EdDSA"),
+        (keys_text("{\"keys\":[]}".to_owned()), "has no key for RS256, ES256 or EdDSA"),
         (keys_text(format!("{{\"keys\":[],\"x\":\"{}\"}}", "x".repeat(256 * 1024))), "is larger than 262144 bytes"),
     ] {
         given.issuer.behave(manner);
         let told = given.rules.try_keys().await.unwrap_err();
         assert!(told.contains(why) && told.contains(&given.issuer.url), "{told}");
     }
+}
+
+// req: AUTH-10
+#[tokio::test]
+async fn what_is_told_of_an_issuer_has_no_secret_of_the_url_and_little_of_its_text() {
+    let given = Given::new(SigningKey::es256("k")).await;
+    let host = given.issuer.url.strip_prefix("http://").unwrap();
+    let secret = format!("http://ada:hunter2@{host}/none?apikey=hunter3");
+    let told = OauthRules { jwks_url: Some(secret), ..given.rules.clone() }.try_keys().await.unwrap_err();
+    assert!(told.contains("answers 404") && told.contains(host) && !told.contains("hunter"), "{told}");
+    let long = "x".repeat(5000);
+    for manner in [
+        Manner { issuer: Some(long.clone()), ..Manner::default() },
+        Manner { keys_text: Some(format!("{{\"keys\":\"{long}\"}}")), ..Manner::default() },
+    ] {
+        given.issuer.behave(manner);
+        let told = given.rules.try_keys().await.unwrap_err();
+        assert!(told.contains(&long[..100]) && !told.contains(&long[..201]), "{told}");
+    }
+}
+
+// req: AUTH-10
+#[tokio::test]
+async fn an_issuer_that_takes_all_keys_back_is_believed_and_one_that_says_nonsense_is_not() {
+    let given = Given::new(SigningKey::es256("k")).await;
+    let (token, key) = (given.token(&json!({ "exp": START_S + 86_400 })), given.key.public());
+    given.show(&token).await.unwrap();
+    let refreshed = async || {
+        given.later(600);
+        given.node.refresh().await;
+        given.show(&token).await.map(drop)
+    };
+    given.issuer.behave(Manner { keys_text: Some("{\"keys\":".to_owned()), ..Manner::default() });
+    assert_eq!(refreshed().await, Ok(()), "that is no set of keys");
+    given.issuer.behave(Manner::default());
+    for empty in [vec![], vec![json!({ "kty": "oct", "kid": "k", "k": "c2VjcmV0" })]] {
+        given.issuer.publish_raw(vec![key.clone()]);
+        assert_eq!(refreshed().await, Ok(()));
+        given.issuer.publish_raw(empty.clone());
+        assert_eq!(refreshed().await, Err(AuthRefusal::Invalid), "{empty:?}");
+    }
+    let fresh = given.node(given.rules.clone());
+    assert_eq!(show(&fresh, &token).await.map(drop), Err(AuthRefusal::Invalid), "nor by who asks for the first time");
+}
+
+// req: AUTH-10
+#[tokio::test]
+async fn the_same_keys_in_another_order_are_no_new_keys() {
+    let given = Given::new(SigningKey::es256("a")).await;
+    let (a, b) = (given.key.public(), SigningKey::es256("b").public());
+    given.issuer.publish_raw(vec![a.clone(), b.clone()]);
+    let token = given.token(&json!({}));
+    given.show(&token).await.unwrap();
+    for order in [vec![b.clone(), a.clone()], vec![a.clone(), b.clone(), a.clone()]] {
+        given.issuer.publish_raw(order);
+        given.later(600);
+        given.node.refresh().await;
+        given.show(&token).await.unwrap();
+        assert_eq!(given.node.verifications(), 1, "what was verified is remembered");
+    }
+    assert_eq!(given.issuer.asked(), 3);
+}
+
+// req: AUTH-10
+#[tokio::test]
+async fn a_token_for_another_purpose_is_refused_though_the_issuer_signed_it() {
+    let given = Given::new(SigningKey::es256("k")).await;
+    let claims = |name: &str| given.claims(&json!({ name: "x" }));
+    for typ in [json!("JWT"), Value::Null] {
+        let header = changed(given.key.header(), &json!({ "typ": typ }));
+        for name in ["nonce", "at_hash", "c_hash", "events"] {
+            let shown = given.show(&given.key.sign(&header, &claims(name))).await;
+            assert_eq!(shown, Err(AuthRefusal::Invalid), "{name}");
+        }
+        given.show(&given.key.sign(&header, &claims("auth_time"))).await.unwrap();
+    }
+    // It says itself that it is an access token.
+    given.show(&given.key.token(&claims("nonce"))).await.unwrap();
 }

@@ -14,6 +14,7 @@ mod plain;
 mod proxy;
 mod requestor;
 mod schema;
+mod scopes;
 mod streams;
 mod tasks;
 mod transport;

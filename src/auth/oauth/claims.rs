@@ -54,6 +54,12 @@ pub(super) fn judge(rules: &OauthRules, claims: &Claims, now: Timestamp) -> Resu
     Ok(Grant { context, scopes, ends })
 }
 
+/// Whether these are claims that ID tokens and security events have. They may be signed by the same key and for the same
+/// audience, and were never meant to be shown here.
+pub(super) fn are_of_another_kind(claims: &Claims) -> bool {
+    ["nonce", "at_hash", "c_hash", "events"].iter().any(|name| claims.contains_key(*name))
+}
+
 /// By `scope` (RFC 9068), or by `scp`, which some issuers have instead; others than ours mean nothing here.
 fn scopes(claims: &Claims) -> Scopes {
     let said = claims.get("scope").or_else(|| claims.get("scp"));

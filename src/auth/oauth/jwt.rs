@@ -21,6 +21,8 @@ pub(super) type Claims = Map<String, Value>;
 pub(super) struct Signed {
     algorithm: Algorithm,
     kid: Option<String>,
+    /// Whether it says that it is an access token, and not just a JWT.
+    is_named: bool,
 }
 
 impl Signed {
@@ -29,10 +31,16 @@ impl Signed {
         let header = decode_header(token).ok()?;
         let is_taken = matches!(header.alg, Algorithm::RS256 | Algorithm::ES256 | Algorithm::EdDSA);
         // Many issuers say "JWT" or nothing of access tokens; other kinds name themselves.
-        let is_access_token = header.typ.is_none_or(|typ| {
-            ["JWT", "at+jwt", "application/at+jwt"].iter().any(|known| known.eq_ignore_ascii_case(&typ))
-        });
-        (is_taken && is_access_token).then_some(Self { algorithm: header.alg, kid: header.kid })
+        let typ = header.typ.as_deref();
+        let is_named =
+            typ.is_some_and(|typ| ["at+jwt", "application/at+jwt"].iter().any(|known| known.eq_ignore_ascii_case(typ)));
+        let may_be_one = is_named || typ.is_none_or(|typ| typ.eq_ignore_ascii_case("JWT"));
+        (is_taken && may_be_one).then_some(Self { algorithm: header.alg, kid: header.kid, is_named })
+    }
+
+    /// Whether its header says that it is an access token (RFC 9068).
+    pub(super) const fn is_named_access_token(&self) -> bool {
+        self.is_named
     }
 }
 
@@ -84,26 +92,35 @@ impl Key {
     }
 }
 
-/// The keys that an issuer publishes.
-#[derive(Debug, PartialEq, Default)]
+/// The keys that an issuer publishes, each once.
+#[derive(Debug, Default)]
 pub(super) struct KeySet(Vec<Arc<Key>>);
 
+/// In whatever order: some issuers publish the same keys in another one each time.
+impl PartialEq for KeySet {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.len() == other.0.len() && self.0.iter().all(|key| other.0.contains(key))
+    }
+}
+
 impl KeySet {
-    /// Keys of other kinds are left out.
+    /// Keys of other kinds are left out. There may be none left: an issuer can take back all that it had.
     ///
     /// # Errors
-    /// If there is no key that can be used.
+    /// If it is no JWK set.
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Document {
             keys: Vec<Value>,
         }
         let Document { keys } = serde_json::from_slice(text).map_err(|error| format!("it is no JWK set: {error}"))?;
-        let keys: Vec<_> = keys.into_iter().filter_map(Key::read).map(Arc::new).take(MOST_KEYS).collect();
-        if keys.is_empty() {
-            return Err("it has no key for RS256, ES256 or EdDSA".to_owned());
+        let mut known = Vec::new();
+        for key in keys.into_iter().filter_map(Key::read).take(MOST_KEYS).map(Arc::new) {
+            if !known.contains(&key) {
+                known.push(key);
+            }
         }
-        Ok(Self(keys))
+        Ok(Self(known))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -145,6 +145,12 @@ impl KeyRing {
                 if before {
                     tracing::info!("the issuer's signing keys can be fetched again");
                 }
+                if keys.len() == 0 && (state.fetched.is_none() || *state.keys != keys) {
+                    tracing::warn!(
+                        "the issuer publishes no signing key for RS256, ES256 or EdDSA: every token is refused until it does; \
+                         taskhold check says when it works"
+                    );
+                }
                 if *state.keys != keys {
                     tracing::info!(keys = keys.len(), "the issuer's signing keys are new");
                     state.keys = Arc::new(keys);

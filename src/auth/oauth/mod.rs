@@ -66,7 +66,13 @@ impl OauthRules {
     /// # Errors
     /// Why there are none.
     pub async fn try_keys(&self) -> Result<usize, String> {
-        Ok(Remote::new(self)?.fetch().await?.len())
+        match Remote::new(self)?.fetch().await?.len() {
+            0 => Err(format!(
+                "what {} publishes has no key for RS256, ES256 or EdDSA: every token is refused",
+                self.issuer
+            )),
+            count => Ok(count),
+        }
     }
 }
 
@@ -120,9 +126,14 @@ impl Authenticator for OauthAuthenticator {
         let token = bearer(authorization)?;
         let digest = self.0.digests.of(token);
         let generation = self.0.keys.current().map(|current| current.generation);
-        if let Some(known) = self.0.remembered.get(&digest).filter(|known| generation == Some(known.generation)) {
-            let counts = self.0.clock.now() < known.ends;
-            return if counts { Ok(known.caller.clone()) } else { Err(AuthRefusal::Invalid) };
+        if let Some(known) = self.0.remembered.get(&digest) {
+            // No key makes a token good again that has lapsed: its caller needs another, whether keys can be had or not.
+            if known.ends <= self.0.clock.now() {
+                return Err(AuthRefusal::Invalid);
+            }
+            if generation == Some(known.generation) {
+                return Ok(known.caller.clone());
+            }
         }
         // On its own: a caller that goes away must not cut a statement off.
         let (verifier, token) = (Arc::clone(&self.0), token.to_owned());
@@ -169,6 +180,9 @@ impl Verifier {
         })?;
         self.verifications.fetch_add(1, Ordering::Relaxed);
         let claims = key.verify(token).ok_or_else(|| refused("its signature is wrong"))?;
+        if !signed.is_named_access_token() && claims::are_of_another_kind(&claims) {
+            return Err(refused("it has claims of an ID token or an event (nonce, at_hash, c_hash, events)"));
+        }
         let grant = claims::judge(&self.rules, &claims, self.clock.now()).map_err(refused)?;
         let tenant = (!grant.context.tenant.is_empty()).then(|| Arc::from(grant.context.tenant.as_str()));
         let context = self.context(grant.context).await?;

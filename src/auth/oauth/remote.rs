@@ -9,11 +9,15 @@ use serde::Deserialize;
 use super::OauthRules;
 use super::jwt::KeySet;
 use super::keys::Source;
+use crate::domain::redact::redact_url;
+use crate::domain::text::storable;
 
 /// All of one fetch.
 const TIME: Duration = Duration::from_secs(10);
 /// A document that is larger is not read.
 const MOST_BYTES: usize = 256 * 1024;
+/// Of what it says so much is repeated in messages.
+const SHOWN_BYTES: usize = 200;
 
 pub(super) struct Remote {
     client: Client,
@@ -43,7 +47,7 @@ impl Remote {
             None => self.discover().await?,
         };
         let text = self.get(&url).await?;
-        KeySet::parse(&text).map_err(|why| format!("{url} cannot be used: {why}"))
+        KeySet::parse(&text).map_err(|why| format!("{} cannot be used: {}", cut(&redact_url(&url)), cut(&why)))
     }
 
     /// Where the issuer says that its keys are. What is told is what was wrong first: the others are other places for the same.
@@ -65,21 +69,23 @@ impl Remote {
             issuer: String,
             jwks_uri: String,
         }
-        let text = self.get(url).await?;
-        let Metadata { issuer, jwks_uri } =
-            serde_json::from_slice(&text).map_err(|error| format!("{url} is no metadata of an issuer: {error}"))?;
+        let (text, url) = (self.get(url).await?, redact_url(url));
+        let Metadata { issuer, jwks_uri } = serde_json::from_slice(&text)
+            .map_err(|error| format!("{url} is no metadata of an issuer: {}", cut(&error.to_string())))?;
         if issuer != self.issuer {
-            return Err(format!("{url} is of the issuer {issuer:?}, which is not exactly oauth.issuer"));
+            return Err(format!("{url} is of the issuer {:?}, which is not exactly oauth.issuer", cut(&issuer)));
         }
         if !is_protected(&jwks_uri) {
-            return Err(format!("{url} has the jwks_uri {jwks_uri:?}, which is not https"));
+            let shown = cut(&redact_url(&jwks_uri));
+            return Err(format!("{url} has the jwks_uri {shown:?}, which is not https"));
         }
         Ok(jwks_uri)
     }
 
     async fn get(&self, url: &str) -> Result<Vec<u8>, String> {
-        let failed = |error| format!("{url} cannot be read: {}", told(error));
         let request = self.client.get(url).header("accept", "application/json");
+        let url = cut(&redact_url(url));
+        let failed = |error| format!("{url} cannot be read: {}", told(error));
         let mut response = request.send().await.map_err(failed)?;
         if response.status() != 200 {
             return Err(format!("{url} answers {}", response.status()));
@@ -122,6 +128,11 @@ fn metadata_urls(issuer: &str) -> Vec<String> {
         urls.push(format!("{origin}{path}/.well-known/openid-configuration"));
     }
     urls
+}
+
+/// What others wrote, as much of it as an operator needs.
+fn cut(text: &str) -> String {
+    storable(text, SHOWN_BYTES)
 }
 
 /// An error and its causes; the URL stands before it.

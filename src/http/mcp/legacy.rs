@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use super::answer;
 use super::inputs;
 use super::key::call_key;
-use super::relay;
 use super::sessions::SESSION_HEADER;
 use super::streams::{Encoder, asked};
+use super::{relay, scopes};
 use crate::domain::context::AuthContext;
 use crate::domain::event_id::StreamKind;
 use crate::domain::ids::{SessionId, TaskId};
@@ -261,7 +261,14 @@ impl<'a> Exchange<'a> {
 
     async fn tools_call(&self, params: Option<&RawJson>) -> Result<Response, Refused> {
         let call = CallParams::parse(params)?;
-        let engine = &self.front.state.engine;
+        let (engine, auth) = (&self.front.state.engine, &self.caller.auth);
+        if call.task.is_some()
+            && self.revision.has_tasks()
+            && self.front.state.rules.has_tasks_for(auth)
+            && let Err(rejection) = scopes::check_task(auth)
+        {
+            return Ok(rejection.to_response(Some(&self.id)));
+        }
         let tool = engine.tool(&call.name).ok_or_else(|| Refusal::UnknownTool(call.name.clone()))?;
         // The engine knows these rules too; here they come before the parameters have a say (HTTP-13).
         let task = call.task.filter(|_| self.caller.tasks_enabled);

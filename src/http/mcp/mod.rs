@@ -72,6 +72,9 @@ pub(super) async fn get(
         return modern::method_not_allowed();
     }
     let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
+    if let Err(rejection) = scopes::check_session(&caller) {
+        return rejection.to_response(None);
+    }
     streams::open(front, caller, &headers).await
 }
 
@@ -85,6 +88,9 @@ pub(super) async fn delete(
         return modern::method_not_allowed();
     }
     let Verified::Caller(caller) = verified else { return Rejection::Unavailable.to_response(None) };
+    if let Err(rejection) = scopes::check_session(&caller) {
+        return rejection.to_response(None);
+    }
     match front.sessions.end(&front.state.engine, &caller, &headers).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => error.to_rejection().to_response(None),

@@ -11,13 +11,12 @@ use axum::response::{IntoResponse, Response};
 use super::answer::{self, Encode, Ending};
 use super::legacy::{called_answer, caller, follow_log_level, version_is_served};
 use super::outgoing::Outgoing;
-use super::sse;
+use super::{scopes, sse};
 use crate::domain::context::AuthContext;
 use crate::domain::event_id::{EventId, StreamKind};
 use crate::domain::ids::{ContextId, SessionId, StreamId};
 use crate::domain::json::RawJson;
 use crate::domain::outcome::Outcome;
-use crate::domain::scope::Scope;
 use crate::engine::{Asked, Called, Caller, Delivery, Engine, Item, Refusal, Resume, Step, Stream};
 use crate::http::error::{Rejection, refusal_error, stream_refused};
 use crate::http::middleware::media::takes_events;
@@ -219,11 +218,12 @@ impl Opening<'_> {
 
     async fn resume(&self, kind: StreamKind, resume: Resume) -> Response {
         let engine = &self.front.state.engine;
+        // A stream goes on for those alone who may ask for what it carries.
+        if let Err(rejection) = scopes::check_resume(&self.caller.auth, &kind) {
+            return rejection.to_response(None);
+        }
         match &kind {
             StreamKind::Session => self.session_stream(Some(resume)).await,
-            StreamKind::Result { .. } if !self.caller.auth.may(Scope::TasksRead) => {
-                Rejection::ScopeMissing { scope: Scope::TasksRead }.to_response(None)
-            }
             StreamKind::Result { .. } if engine.is_cancelled(resume.stream) => {
                 Rejection::EventUnknown.to_response(None)
             }
