@@ -165,9 +165,10 @@ async fn settle_round<D: Dialect, K: Kind>(own: &Own<D>, round: Vec<Job<K>>) {
         }
     };
     let whole = 0..items.len();
-    let mut parts = vec![whole];
-    while let Some(part) = parts.pop() {
-        match attempt(own, &items[part.clone()]).await {
+    let mut parts = vec![(whole, false)];
+    while let Some((part, is_doubtful)) = parts.pop() {
+        let (result, is_doubtful) = attempt(own, &items[part.clone()], is_doubtful).await;
+        match result {
             Ok(answers) if answers.len() == part.len() => {
                 for (at, result) in part.zip(answers) {
                     answer(at, Ok(result));
@@ -176,8 +177,8 @@ async fn settle_round<D: Dialect, K: Kind>(own: &Own<D>, round: Vec<Job<K>>) {
             Ok(_) => part.for_each(|at| answer(at, Err(Fault::broken("a batch was answered in part")))),
             Err(Fault::Statement(_) | Fault::Broken(_)) if part.len() > 1 => {
                 let middle = part.start + part.len() / 2;
-                parts.push(middle..part.end);
-                parts.push(part.start..middle);
+                parts.push((middle..part.end, is_doubtful));
+                parts.push((part.start..middle, is_doubtful));
             }
             Err(fault) => part.for_each(|at| answer(at, Err(fault.clone()))),
         }
@@ -185,18 +186,24 @@ async fn settle_round<D: Dialect, K: Kind>(own: &Own<D>, round: Vec<Job<K>>) {
 }
 
 /// Tries until the database has decided. A broken link is made again and the same write repeated, unless the database
-/// was away already: then callers are refused at once.
-async fn attempt<D: Dialect, K: Kind>(own: &Own<D>, items: &[K]) -> Result<Vec<K::Answer>, Fault> {
+/// was away already: then callers are refused at once. Takes and answers whether a try's end is unknown.
+async fn attempt<D: Dialect, K: Kind>(
+    own: &Own<D>,
+    items: &[K],
+    mut doubtful: bool,
+) -> (Result<Vec<K::Answer>, Fault>, bool) {
     let patient = !own.is_down().await;
     let deadline = Instant::now() + PATIENCE;
     let mut pause = Duration::from_millis(10);
-    let mut doubtful = false;
+    let mut looked_again = false;
     loop {
         let result = once(own, items, doubtful).await;
         match &result {
             Err(Fault::Link(_)) if patient && Instant::now() < deadline => doubtful = true,
             Err(Fault::Conflict(_)) if Instant::now() < deadline => {}
-            _ => return result,
+            // What was in doubt may have landed after the look for it, and stands in its own way: the next look finds it.
+            Err(Fault::Statement(_)) if doubtful && !looked_again => looked_again = true,
+            _ => return (result, doubtful),
         }
         sleep(pause).await;
         pause = (pause * 2).min(Duration::from_millis(500));

@@ -7,7 +7,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Args, Fault, args, task_columns};
+use super::sql::{Args, Fault, task_columns};
 
 mod gathered;
 mod inputs;
@@ -225,7 +225,7 @@ impl Dialect for SqliteDialect {
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
         let Some((first, rest)) = statement.split_first().filter(|_| !rows.is_empty()) else { return Ok(Vec::new()) };
         if gathered::takes_all(statement) {
-            let rows = args![gathered::rows_as_json(&rows)?];
+            let rows = gathered::arguments(statement, rows)?;
             let decided = Self::fetch(connection, first, rows.clone(), keep).await?;
             if !decided.is_empty() {
                 for step in rest {

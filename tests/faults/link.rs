@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::harness::{Node, World, call};
-use crate::support::database::{Backend, TestDatabase, number, options};
+use crate::support::database::{Backend, TestDatabase, hold, number, options};
 use crate::support::pgproxy::{Moment, PgProxy};
 use crate::support::script::result;
 use crate::support::tasks::new_task;
@@ -92,6 +92,39 @@ async fn a_creation_whose_answer_is_lost_happened_once() {
         let held: Vec<Lease> = broken.truth.held(broken.node).await.unwrap();
         assert_eq!(held.len(), claims.len());
         assert!(held.iter().all(|lease| claims.contains(&(lease.task, lease.token)) && lease.attempt == 1));
+    }
+}
+
+/// A server that was lost sight of may commit after it was asked what it has.
+// req: LIFE-06, KEEP-11
+#[tokio::test]
+async fn a_creation_that_lands_late_is_not_refused() {
+    let broken = Broken::new().await;
+    for count in [1, 8] {
+        let ids: Vec<TaskId> = (0..count).map(|_| TaskId::new()).collect();
+        let mut late = hold(
+            &broken.database.url,
+            &format!(
+                "INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
+                    attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
+                VALUES ('{}', '{}', 1, 1, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{{}}')",
+                ids[0], broken.context
+            ),
+        )
+        .await;
+        let cut = broken.proxy.cut(CREATION, Moment::Before);
+        let creations = ids.iter().map(|&id| broken.store.create(broken.context, new_task(id, at(0), None)));
+        let landing = async {
+            let waiting = "SELECT COUNT(*) FROM pg_stat_activity
+                WHERE wait_event_type = 'Lock' AND datname = current_database()";
+            timeout(NOTICED, async { while number(&broken.database.url, waiting).await == 0 {} }).await.unwrap();
+            sqlx::raw_sql("COMMIT").execute(&mut late).await.unwrap();
+        };
+        let (created, ()) = tokio::join!(join_all(creations), landing);
+        cut.await.unwrap();
+        for made in created {
+            assert!(made.unwrap(), "{count}");
+        }
     }
 }
 

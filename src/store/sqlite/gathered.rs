@@ -4,6 +4,8 @@
 //! they do. The rows are taken apart once (`MATERIALIZED`): without that, each column that is read would write its row as text
 //! and parse it again.
 
+use std::sync::Arc;
+
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use super::Many;
@@ -52,7 +54,7 @@ pub const CREATE: Many = &[
     ),
     // Ids are made for the batch: those that are there were made by it.
     concat!(
-        batch!("unhex(v->>0) AS id, v->>15 AS params"),
+        batch!("unhex(v->>0) AS id, COALESCE($2, v->>15) AS params"),
         "INSERT INTO task_requests (task, params)
         SELECT id, params FROM w WHERE EXISTS (SELECT 1 FROM tasks t WHERE t.id = w.id)"
     ),
@@ -87,7 +89,7 @@ pub const END: Many = &[
             progress_token, progress, progress_at, NULL AS expires"
     ),
     concat!(
-        batch!("unhex(v->>0) AS id, v->>6 AS expires, v->>7 AS outcome, unhex(v->>8) AS writer"),
+        batch!("unhex(v->>0) AS id, v->>6 AS expires, COALESCE($2, v->>7) AS outcome, unhex(v->>8) AS writer"),
         "INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
         SELECT l.task, w.writer, l.attempt, w.expires, w.outcome
         FROM w CROSS JOIN task_live l ON l.task = w.id
@@ -158,10 +160,27 @@ pub fn takes_all(statement: Many) -> bool {
     statement.first().is_some_and(|step| step.contains(ROWS))
 }
 
-/// The rows of a batch as a JSON array of arrays, ids and other bytes in hexadecimal.
-pub fn rows_as_json(rows: &[Args]) -> Result<String, sqlx::Error> {
-    let rows: Vec<Cells> = rows.iter().map(Cells).collect();
-    serde_json::to_string(&rows).map_err(|error| sqlx::Error::Encode(error.into()))
+/// A text of more bytes is not made a part of JSON, which would hold it several times: it is the argument `$2`.
+const LARGE: usize = 16 << 10;
+/// How a statement takes the text that may be large, and which of a row's arguments that is.
+const LARGE_OF: &str = "COALESCE($2, v->>";
+
+/// The arguments of a statement for a whole batch: its rows as a JSON array of arrays, ids and other bytes in hexadecimal, and
+/// apart from these a large text, which is in a batch of its own.
+pub fn arguments(statement: Many, mut rows: Vec<Args>) -> Result<Args, sqlx::Error> {
+    let mut large = None::<Arc<str>>;
+    if let [row] = rows.as_mut_slice()
+        && row.iter().any(|arg| matches!(arg, Arg::Text(Some(text)) if text.len() > LARGE))
+    {
+        let at =
+            statement.iter().find_map(|step| step.split(LARGE_OF).nth(1)?.split(')').next()?.parse::<usize>().ok());
+        if let Some(Arg::Text(text)) = at.and_then(|at| row.get_mut(at)) {
+            large = text.take();
+        }
+    }
+    let cells: Vec<Cells> = rows.iter().map(Cells).collect();
+    let json = serde_json::to_string(&cells).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    Ok(vec![Arg::from(json), Arg::Text(large)])
 }
 
 struct Cells<'a>(&'a Args);
@@ -224,14 +243,28 @@ mod tests {
         ];
         let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
         let sql = "SELECT value->>0 AS a, value->>1 AS b, unhex(value->>2) AS c, value->>3 AS d FROM json_each($1)";
-        let json = rows_as_json(&rows).unwrap();
-        let read = SqliteDialect::fetch(&mut connection, sql, args![json], false).await.unwrap();
+        let arguments = arguments(FIND, rows.to_vec()).unwrap();
+        let read = SqliteDialect::fetch(&mut connection, sql, arguments, false).await.unwrap();
         assert_eq!(read[0].int("a").unwrap(), i64::MIN);
         assert_eq!(read[0].text("b").unwrap(), text);
         assert_eq!(read[0].uuid("c").unwrap(), id);
         assert_eq!(read[0].text("d").unwrap(), "00ff");
         assert_eq!((read[1].maybe_int("a").unwrap(), read[1].maybe_text("b").unwrap()), (None, None));
         assert_eq!((read[1].maybe_uuid("c").unwrap(), read[1].int("d").unwrap()), (None, i64::MAX));
+    }
+
+    #[test]
+    fn a_large_text_is_no_part_of_the_json() {
+        let large = "x".repeat(LARGE + 1);
+        for (statement, at, count) in [(CREATE, 15, 24), (END, 7, 9)] {
+            let mut row = vec![Arg::Text(Some("small".into())); count];
+            row[at] = Arg::Text(Some(large.as_str().into()));
+            let apart = arguments(statement, vec![row.clone()]).unwrap();
+            assert!(matches!(&apart[0], Arg::Text(Some(json)) if json.len() < LARGE));
+            assert!(matches!(&apart[1], Arg::Text(Some(text)) if **text == *large));
+            row[at] = Arg::Text(Some("small".into()));
+            assert!(matches!(arguments(statement, vec![row]).unwrap()[1], Arg::Text(None)));
+        }
     }
 
     /// However large the tables are, a batch costs what its rows do.
