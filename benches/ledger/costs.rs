@@ -36,12 +36,14 @@ pub async fn print(site: &Site, effort: Effort) {
     service.stopped().await;
 
     let service = site.service(Backend::Postgres, "reaped", SHORT_LIVED).await;
-    let load = Load { more: &[echo.as_slice(), &["--ttl", "10s"]].concat(), ..load };
-    load.run(&service, &["--requests", &effort.lives.to_string()]).await;
+    let short = Load { more: &[echo.as_slice(), &["--ttl", "10s"]].concat(), ..load };
+    short.run(&service, &["--requests", &effort.lives.to_string()]).await;
     reaped(&service, effort.lives).await;
     service.stopped().await;
 
     let service = site.service(Backend::Postgres, "large", "").await;
+    // None of them is reaped meanwhile.
+    let load = Load { more: &[echo.as_slice(), &["--ttl", "24h"]].concat(), ..load };
     load.run(&service, &["--requests", &effort.lives.to_string()]).await;
     run(&service.url, "CHECKPOINT").await;
     let log = logged(site, &service, load).await;

@@ -73,7 +73,7 @@ async fn main() {
         match part {
             "ratios" => ratios::print(&site, effort).await,
             "costs" => costs::print(&site, effort).await,
-            "process" => process::print(&site, effort).await,
+            "process" => process::print(&site).await,
             "instructions" => instructions::print(&site).await,
             _ => matrix::print(&site, effort).await,
         }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::database::Backend;
 use crate::load::Load;
+use crate::median;
 use crate::site::{Service, Site};
-use crate::{Effort, median};
 
 /// After a start, before memory is read.
 const SETTLING: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ pub fn machine() -> String {
     )
 }
 
-pub async fn print(site: &Site, _: Effort) {
+pub async fn print(site: &Site) {
     println!("\n## A process\n");
     println!("| database | start to ready | aim | resident, idle | aim | resident with {LIVE} live tasks |");
     println!("|---|---|---|---|---|---|");
