@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
 use super::link::{Doubt, Link, Own, Shared};
@@ -85,6 +86,8 @@ pub fn prepare_file(path: &Path) -> Result<(), OpenError> {
 
 /// Whether a file that is there is a database, and whether this user may write all that SQLite writes.
 pub fn check_access(path: &Path) -> Result<(), OpenError> {
+    // SQLite writes beside the file itself, wherever a link to it lies.
+    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let beside = |end: &str| {
         let mut name = path.as_os_str().to_owned();
         name.push(end);
@@ -94,9 +97,7 @@ pub fn check_access(path: &Path) -> Result<(), OpenError> {
         if file.is_dir() {
             return Err(OpenError::File { path: file, detail: "it is a folder: name a file".to_owned() });
         }
-        if file.exists() {
-            may_write(&file, Access::READ_OK | Access::WRITE_OK)?;
-        }
+        may_write_if_there(&file, Access::READ_OK | Access::WRITE_OK)?;
     }
     may_write(folder_of(path), Access::WRITE_OK | Access::EXEC_OK)?;
     if path.exists() && !has_header(path).map_err(|error| file_error(path, &error))? {
@@ -107,10 +108,19 @@ pub fn check_access(path: &Path) -> Result<(), OpenError> {
 }
 
 fn may_write(path: &Path, access: Access) -> Result<(), OpenError> {
-    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|errno| OpenError::NotWritable {
-        path: in_full(path),
-        detail: std::io::Error::from(errno).to_string(),
-    })
+    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|errno| not_writable(path, errno))
+}
+
+/// By one look: the last process that closes a database deletes its log, at any moment.
+fn may_write_if_there(path: &Path, access: Access) -> Result<(), OpenError> {
+    match accessat(CWD, path, access, AtFlags::EACCESS) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(not_writable(path, errno)),
+    }
+}
+
+fn not_writable(path: &Path, errno: Errno) -> OpenError {
+    OpenError::NotWritable { path: in_full(path), detail: std::io::Error::from(errno).to_string() }
 }
 
 /// An empty file is a database that nothing was written to.
@@ -224,6 +234,24 @@ mod tests {
         assert_eq!(network_magic(0x6969), Some("nfs"));
         assert_eq!(network_magic(0xEF53), None, "ext4");
         assert_eq!(network_file_system(Path::new("/proc")).unwrap(), None);
+    }
+
+    #[test]
+    fn what_a_link_leads_to_is_looked_at() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [file, link] = [0, 1].map(|at| folders[at].path().join("taskhold.db"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(check_access(&link).is_ok());
+        std::fs::create_dir(folders[0].path().join("taskhold.db-wal")).unwrap();
+        assert!(matches!(check_access(&link), Err(OpenError::File { .. })));
+    }
+
+    #[test]
+    fn a_log_that_is_not_there_any_more_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(may_write_if_there(&folder.path().join("taskhold.db-wal"), Access::WRITE_OK).is_ok());
+        assert!(may_write(&folder.path().join("none"), Access::WRITE_OK).is_err());
     }
 
     #[test]
