@@ -160,9 +160,9 @@ pub const KEYS: &[Key] = &[
     ),
     Key::new(
         "database.max_connections",
-        Kind::Count { min: 8, max: 1000 },
+        Kind::Count { min: 9, max: 1000 },
         "16",
-        "The most connections to PostgreSQL of one process, all together: six have one owner each, the others are a pool.",
+        "The most connections to PostgreSQL of one process, all together: seven have one owner each, the others are a pool.",
     ),
     Key::new(
         "auth.mode",

@@ -50,6 +50,11 @@ impl Status {
     }
 }
 
+/// What a task that waits for a slot says of itself, before anybody counted those ahead of it.
+pub const QUEUED: &str = "queued";
+/// What a task says while its work runs and has said nothing itself.
+pub const RUNNING: &str = "running";
+
 /// A stored task as its owner may see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {

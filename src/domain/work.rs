@@ -22,7 +22,6 @@ pub struct NewTask {
     pub upstream_tool: String,
     /// The call's `params` as they arrived.
     pub params: RawJson,
-    pub message: String,
     pub created: Timestamp,
     pub granted: Ttl,
     pub hard_end: Timestamp,

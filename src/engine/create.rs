@@ -7,15 +7,12 @@ use super::{Caller, Created, Engine, Passed, Refusal, ToolCall};
 use crate::domain::ids::{LeaseToken, TaskId};
 use crate::domain::lease::Lease;
 use crate::domain::mode::TaskMode;
-use crate::domain::task::Task;
+use crate::domain::task::{QUEUED, RUNNING, Task};
 use crate::domain::transition;
 use crate::domain::work::{Claim, NewTask, Work};
 use crate::executor::Tool;
 use crate::lifecycle;
 use crate::store::StoreError;
-
-pub(super) const RUNNING: &str = "running";
-pub(super) const QUEUED: &str = "queued";
 
 impl Engine {
     /// Commits a task for the call and returns it before the work ends. Once the commit is under way it is finished even if
@@ -116,7 +113,6 @@ impl Engine {
             upstream: tool.upstream.clone(),
             upstream_tool: tool.upstream_tool.clone(),
             params: call.params,
-            message: if claimed { RUNNING } else { QUEUED }.to_owned(),
             created,
             granted: self.rules.ttl.grant(ttl_ms, tool.ttl),
             hard_end: self.rules.ttl.hard_end(created),
@@ -140,7 +136,7 @@ pub(super) fn first_state(caller: &Caller, new: &NewTask) -> Task {
         context: caller.auth.id(),
         tool: new.tool.clone(),
         status: transition::INITIAL,
-        message: Some(new.message.clone()),
+        message: Some(if new.claim.is_some() { RUNNING } else { QUEUED }.to_owned()),
         created: new.created,
         updated: new.created,
         granted: new.granted,

@@ -10,7 +10,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::client_tasks::{Meant, made_of};
-use super::create::RUNNING;
 use super::{Caller, Engine, Refusal};
 use crate::domain::answer::{check, refusal};
 use crate::domain::capabilities::ClientCapabilities;
@@ -18,6 +17,7 @@ use crate::domain::ids::{DeliveryId, InputId};
 use crate::domain::input::{Answer, Question};
 use crate::domain::json::RawJson;
 use crate::domain::question::problem;
+use crate::domain::task::RUNNING;
 use crate::executor::Unasked;
 use crate::lifecycle::{self, aside};
 use crate::store::{Afterwards, Delivered, StoreError};

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Engine;
-use super::create::{QUEUED, RUNNING};
 use super::recovery::unless_refused;
 use crate::domain::clock::Timestamp;
 use crate::domain::ids::{LeaseToken, NodeId, TaskId};
 use crate::domain::lease::Lease;
+use crate::domain::task::QUEUED;
 use crate::domain::text::storable;
 use crate::domain::work::Claim;
 use crate::lifecycle;
@@ -303,7 +303,7 @@ impl Engine {
             self.runner.waiting.store(false, Ordering::SeqCst);
             let tokens: Vec<_> = slots.iter().map(|_| LeaseToken::new()).collect();
             let (node, _claiming) = (self.membership.node(), self.runner.claiming(tokens.clone()));
-            let wish = Wish { node, tokens: tokens.clone(), message: RUNNING.to_owned(), now: self.clock.now() };
+            let wish = Wish { node, tokens: tokens.clone(), now: self.clock.now() };
             self.runner.claims.fetch_add(1, Ordering::Relaxed);
             let taken = self.store.system().claim_within(&limits, wish).await.inspect_err(|_| {
                 // Not what was known before: a task may have begun to wait meanwhile.

@@ -31,8 +31,6 @@ pub struct Wish {
     pub node: NodeId,
     /// One for each task that it has a slot for.
     pub tokens: Vec<LeaseToken>,
-    /// What the claimed tasks say from now on.
-    pub message: String,
     pub now: Timestamp,
 }
 
@@ -75,14 +73,14 @@ impl<D: Dialect> SqlStore<D> {
             return Ok(Claimed::default());
         }
         let now = wish.now;
-        let wish = Arc::new((Wish { message: clean(&wish.message), ..wish }, limits.clone()));
+        let wish = Arc::new((wish, limits.clone()));
         let is_doubtful = Arc::new(AtomicBool::new(false));
         let taken = self
             .again("store.claim", move |link| {
                 let (wish, is_doubtful) = (Arc::clone(&wish), Arc::clone(&is_doubtful));
                 async move {
                     let (wish, limits) = &*wish;
-                    let mut session = link.writer().await?;
+                    let mut session = link.claimer().await?;
                     if !is_doubtful.load(Ordering::Relaxed) {
                         return take(&mut session, wish, limits, &is_doubtful).await.map(Some);
                     }
@@ -205,7 +203,7 @@ async fn take<D: Dialect>(
     limits: &SlotLimits,
     is_doubtful: &AtomicBool,
 ) -> std::result::Result<Taken<D>, Fault> {
-    let &Wish { node, ref tokens, ref message, now } = wish;
+    let &Wish { node, ref tokens, now } = wish;
     let place = tokens.first().map_or(Uuid::nil(), |token| token.as_uuid());
     let mut transaction = session.begin().await?;
     let round = Round::begin(&mut transaction, limits, (place, now), Some(D::COUNT_ALONE)).await?;
@@ -218,9 +216,11 @@ async fn take<D: Dialect>(
     }
     picked.sort_unstable();
     let pairs: Vec<(TaskId, LeaseToken)> = picked.into_iter().zip(tokens.iter().copied()).collect();
-    let wanted = pairs.iter().map(|&(task, token)| args![task, node, token, message.as_str(), now]).collect();
-    transaction.many(D::TAKE, wanted).await?;
-    let rows = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
+    let wanted = pairs.iter().map(|&(task, token)| args![task, node, token, now]).collect();
+    let mut rows = transaction.many(D::TAKE, wanted).await?;
+    if !D::TAKE_ANSWERS_CLAIMS {
+        rows = transaction.many(D::CLAIMS, pairs.iter().map(|&(task, token)| args![task, token]).collect()).await?;
+    }
     let committed = transaction.commit().await;
     is_doubtful.store(matches!(committed, Err(Fault::Link(_))), Ordering::Relaxed);
     committed?;
@@ -303,7 +303,13 @@ impl Kind for Note {
     ) -> std::result::Result<Vec<Option<Task>>, Fault> {
         let rows = items
             .iter()
-            .map(|Self(note)| args![note.task, note.token, clean(&note.message), note.progress.as_ref(), note.now]);
+            .map(|Self(note)| args![
+                note.task,
+                note.token,
+                note.message.as_deref().map(clean),
+                note.progress.as_ref(),
+                note.now
+            ]);
         let mut noted = by_id(&session.write_many(D::NOTE, rows.collect()).await?)?;
         Ok(items.iter().map(|item| noted.remove(&item.0.task)).collect())
     }

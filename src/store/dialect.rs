@@ -92,7 +92,7 @@ dialect! {
         SLOTS_OF_TENANTS,
         /// The same of tools that are counted.
         SLOTS_OF_TOOLS,
-        /// Claims picked tasks; answers the ids.
+        /// Claims picked tasks; answers them as `CLAIMS` does, or their ids (`TAKE_ANSWERS_CLAIMS`).
         TAKE,
         /// Claims by task and token.
         CLAIMS,
@@ -152,6 +152,8 @@ dialect! {
     const BEGIN_POOLED: &'static str;
     /// Whether a [`Many`] of several rows needs a transaction around it to be all or nothing.
     const MANY_IS_SEVERAL_STATEMENTS: bool;
+    /// Whether `TAKE` answers what `CLAIMS` would. On SQLite a write answers only the row that it wrote.
+    const TAKE_ANSWERS_CLAIMS: bool;
     /// A statement that answers another number (`data_version`) when another connection has committed, if there is one
     /// that costs no query.
     const WATCH: Option<&'static str>;

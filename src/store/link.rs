@@ -1,8 +1,8 @@
 //! Connections: the pool and those that are owned ([`Own`]). Every statement runs through a [`Session`], under a deadline.
 //!
 //! A connection whose statement timed out or was abandoned is thrown away, never handed back: a pool would keep its
-//! place in a ping that never returns. Batch writers, gathered readers and the heartbeat own theirs, since each return
-//! to a pool is a round trip.
+//! place in a ping that never returns. Batch writers, gathered readers, claims and the heartbeat own theirs, since each
+//! return to a pool is a round trip.
 
 mod own;
 mod session;
@@ -29,6 +29,7 @@ pub struct Link<D: Dialect> {
     new_pool: NewPool<D>,
     /// The connection through which every write goes, where there may be one writer only.
     writer: Option<Arc<Own<D>>>,
+    claimer: Arc<Own<D>>,
     shared: Shared<D>,
 }
 
@@ -68,10 +69,12 @@ struct Pooled<D: Dialect> {
 }
 
 impl<D: Dialect> Link<D> {
+    /// Claims have a connection of their own, or the `writer`.
     pub fn new(new_pool: NewPool<D>, writer: Option<Arc<Own<D>>>, shared: Shared<D>) -> Self {
         let at = shared.targets.held();
         let pool = new_pool(shared.targets.options(at));
-        Self { pool: RwLock::new(Pooled { pool, at }), new_pool, writer, shared }
+        let claimer = writer.clone().unwrap_or_else(|| Own::new(&shared));
+        Self { pool: RwLock::new(Pooled { pool, at }), new_pool, writer, claimer, shared }
     }
 
     /// A connection for reading.
@@ -101,6 +104,11 @@ impl<D: Dialect> Link<D> {
         }
     }
 
+    /// The connection of claims: of a node's, one is under way.
+    pub async fn claimer(&self) -> Result<Session<D>, Fault> {
+        self.claimer.session().await
+    }
+
     /// The pool of the server in use; that of one that was left is closed. Each server has its own: of a connection that was
     /// being opened when the pool moved on, nobody could say where it leads.
     fn pool(&self) -> Pool<D::Database> {
@@ -127,6 +135,7 @@ impl<D: Dialect> Link<D> {
             return;
         }
         let mut moves = self.shared.targets.moves();
+        let owned = owned.chain([Arc::clone(&self.claimer)]);
         let (link, owned) = (Arc::downgrade(self), owned.map(|own| Arc::downgrade(&own)).collect::<Vec<_>>());
         lifecycle::spawn("store.leave", async move {
             while moves.changed().await.is_ok() {
@@ -143,8 +152,8 @@ impl<D: Dialect> Link<D> {
     pub async fn close(&self) {
         let pool = self.pool.read().unwrap_or_else(PoisonError::into_inner).pool.clone();
         pool.close().await;
-        if let Some(writer) = &self.writer {
-            writer.close().await;
+        for own in self.writer.iter().chain([&self.claimer]) {
+            own.close().await;
         }
     }
 }

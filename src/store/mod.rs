@@ -163,7 +163,8 @@ pub struct Release {
 pub struct Note {
     pub task: TaskId,
     pub token: LeaseToken,
-    pub message: String,
+    /// `None` leaves what is stored.
+    pub message: Option<String>,
     /// The `params` of the progress notification; `None` leaves what is stored.
     pub progress: Option<RawJson>,
     pub now: Timestamp,
@@ -215,9 +216,8 @@ pub trait Database: Send + Sync + 'static {
     /// be read is left out and ended as a broken row, so that it never stops the others.
     async fn claim_within(&self, limits: &SlotLimits, wish: Wish) -> Result<Claimed>;
     /// The same where nothing is limited.
-    async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, message: &str, now: Timestamp) -> Result<Vec<Claim>> {
-        let wish = Wish { node, tokens, message: message.to_owned(), now };
-        Ok(self.claim_within(&SlotLimits::default(), wish).await?.claims)
+    async fn claim(&self, node: NodeId, tokens: Vec<LeaseToken>, now: Timestamp) -> Result<Vec<Claim>> {
+        Ok(self.claim_within(&SlotLimits::default(), Wish { node, tokens, now }).await?.claims)
     }
     /// Ends a task by its lease. A repeated finish with the same token finds itself done.
     async fn finish(&self, finish: Finish) -> Result<Ended>;

@@ -77,8 +77,8 @@ pub fn connections(
     let ears = Listening::at(listen, options.listen_urls.is_empty().then(|| Arc::clone(&targets)));
     let shared = Shared { targets, doubt: Arc::default(), pooler: options.pooler };
     let own = |_| Own::new(&shared);
-    // One of the owned ones is the heartbeat's, one listens.
-    let most = options.max_connections.saturating_sub(WRITERS + READERS + 2).max(2);
+    // One of the owned ones is the heartbeat's, one claims, one listens.
+    let most = options.max_connections.saturating_sub(WRITERS + READERS + 3).max(2);
     let of_pool = shared.clone();
     Ok(Connections {
         link: Link::new(Box::new(move |target| pool(most, &of_pool, target)), None, shared.clone()),

@@ -9,7 +9,7 @@ use sqlx::{Arguments as _, Row as _};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Arg, Args, Fault, claim_columns, task_columns, unconfirmed};
+use super::sql::{Arg, Args, Fault, claim_columns, queued, running, task_columns, unconfirmed};
 
 mod inputs;
 mod listen;
@@ -53,22 +53,22 @@ macro_rules! create {
             "
             WITH new AS MATERIALIZED (
                 SELECT * FROM unnest(
-                    $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-                    $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-                    $16::text[], $17::uuid[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::bigint[], $23::text[],
-                    $24::text[]
+                    $1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
+                    $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::text[], $14::text[], $15::text[],
+                    $16::uuid[], $17::uuid[], $18::bigint[], $19::text[], $20::text[], $21::bigint[], $22::text[],
+                    $23::text[]
                 ) AS w (
-                    id, context, session, tool, upstream, upstream_tool, message, created,
+                    id, context, session, tool, upstream, upstream_tool, created,
                     granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
                     params, node, token, hard_end, idempotency_key, digest, parked, counted_tenant, counted_tool
                 )
             ), made AS (
                 INSERT INTO tasks (
-                    id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
+                    id, context, session, tool, upstream, upstream_tool, created, updated, status,
                     granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
                     idempotency_key, digest, parked
                 )
-                SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
+                SELECT id, context, session, tool, upstream, upstream_tool, created, created, 0,
                     granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
                     idempotency_key, digest, parked
                 FROM new ",
@@ -101,6 +101,7 @@ impl Dialect for PostgresDialect {
         SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL jit = off; \
         SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
+    const TAKE_ANSWERS_CLAIMS: bool = true;
     const WATCH: Option<&'static str> = None;
     const WATCH_INTERVAL: Duration = Duration::from_millis(250);
     const NOTIFY: Option<&'static str> = Some(listen::NOTIFY);
@@ -142,13 +143,15 @@ impl Dialect for PostgresDialect {
             WHERE l.task = w.id AND (w.lease IS NULL OR w.lease = l.token) AND EXISTS (
                 SELECT 1 FROM tasks t
                 WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context))
-            RETURNING l.task, l.attempt, l.open_inputs, w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
+            RETURNING l.task, l.attempt, l.claimed, l.open_inputs,
+                w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
         ), done AS (
             UPDATE tasks t
             SET status = w.status, message = CASE WHEN g.unconfirmed THEN w.message || ",
         unconfirmed!(),
         " ELSE w.message END,
-                ended = w.now, updated = GREATEST(w.now, t.updated + 1)
+                ended = w.now, 
+                updated = GREATEST(w.now, t.updated + 1, CASE WHEN t.message IS NULL THEN g.claimed + 1 END)
             FROM wanted w JOIN gone g ON g.task = w.id
             WHERE t.id = w.id AND t.status IN (0, 1)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
@@ -162,7 +165,7 @@ impl Dialect for PostgresDialect {
             WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state = 0
         )
         SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, progress_at, expires
+            progress_token, progress, progress_at, expires, NULL::bigint AS claimed
         FROM done"
     )];
 
@@ -174,27 +177,33 @@ impl Dialect for PostgresDialect {
           JOIN tasks t ON t.id = w.id"
     )];
 
-    const NOTE: Many = &["
+    const NOTE: Many = &[concat!(
+        "
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bigint[])
                 AS w (id, lease, message, progress, now)
         ), locked AS MATERIALIZED (
-            SELECT l.task, w.message, w.progress, w.now
+            SELECT l.task, l.claimed, w.message, w.progress, w.now
             FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
             ORDER BY l.task FOR UPDATE OF l
         )
         UPDATE tasks t
-        SET message = CASE t.status WHEN 1 THEN t.message ELSE k.message END,
+        SET message = CASE t.status WHEN 1 THEN t.message ELSE COALESCE(k.message, t.message) END,
             progress = COALESCE(k.progress, t.progress),
             progress_at = CASE WHEN k.progress IS NULL THEN t.progress_at ELSE k.now END,
-            updated = CASE WHEN t.status <> 1 AND t.message IS DISTINCT FROM k.message THEN GREATEST(k.now, t.updated + 1)
-                ELSE t.updated END
+            updated = CASE WHEN t.status <> 1 AND k.message <> COALESCE(t.message, ",
+        running!(),
+        ")
+                THEN GREATEST(k.now, t.updated + 1, CASE WHEN t.message IS NULL THEN k.claimed + 1 END)
+                ELSE GREATEST(t.updated, CASE WHEN t.message IS NULL THEN k.claimed END) END
         FROM locked k
         WHERE t.id = k.task AND t.status IN (0, 1)
         RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval,
-            t.session, t.progress_token, t.progress, t.progress_at, NULL::bigint AS expires"];
+            t.session, t.progress_token, t.progress, t.progress_at, NULL::bigint AS expires, k.claimed"
+    )];
 
-    const RELEASE: Many = &["
+    const RELEASE: Many = &[concat!(
+        "
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest(
                 $1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[]
@@ -204,8 +213,9 @@ impl Dialect for PostgresDialect {
             SET node = NULL, token = NULL, claimed = NULL, not_before = w.not_before,
                 attempt = GREATEST(0, l.attempt - w.uncounted),
                 open_inputs = CASE WHEN w.keeps = 1 THEN l.open_inputs ELSE 0 END
-            FROM wanted w WHERE l.task = w.id AND l.token = w.lease
-            RETURNING l.task, w.keeps, w.message, w.now
+            FROM wanted w JOIN task_live before ON before.task = w.id
+            WHERE l.task = w.id AND l.token = w.lease
+            RETURNING l.task, before.claimed, w.keeps, w.message, w.now
         ), withdrawn AS (
             UPDATE task_inputs SET state = 3, node = NULL
             WHERE task = ANY (ARRAY(SELECT task FROM released WHERE keeps = 0)) AND state = 0
@@ -214,13 +224,18 @@ impl Dialect for PostgresDialect {
             FROM released k
             WHERE k.keeps = 0 AND t.id = k.task AND t.status = 1
         ), changed AS (
-            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
+            UPDATE tasks t SET message = k.message, updated = CASE WHEN k.message = COALESCE(t.message, ",
+        running!(),
+        ") THEN GREATEST(t.updated, CASE WHEN t.message IS NULL THEN k.claimed END)
+                ELSE GREATEST(k.now, t.updated + 1, CASE WHEN t.message IS NULL THEN k.claimed + 1 END) END
             FROM released k
             WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         )
-        SELECT k.task AS id, t.session FROM released k LEFT JOIN tasks t ON t.id = k.task"];
+        SELECT k.task AS id, t.session FROM released k LEFT JOIN tasks t ON t.id = k.task"
+    )];
 
-    const NOTE_WAITING: Many = &["
+    const NOTE_WAITING: Many = &[concat!(
+        "
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS w (id, message, now)
         ), locked AS MATERIALIZED (
@@ -231,8 +246,11 @@ impl Dialect for PostgresDialect {
         )
         UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
         FROM locked k
-        WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
-        RETURNING t.id"];
+        WHERE t.id = k.task AND t.status = 0 AND k.message <> COALESCE(t.message, ",
+        queued!(),
+        ")
+        RETURNING t.id"
+    )];
 
     const COUNT_ALONE: &'static str = "SELECT id FROM schema_info WHERE id = 1 FOR UPDATE";
 
@@ -259,10 +277,11 @@ impl Dialect for PostgresDialect {
         ) AS held
         FROM unnest($1::text[]) AS w (name)"];
 
-    const TAKE: Many = &["
+    // The rows are those before this statement: none of the columns that it changes is taken from `tasks`.
+    const TAKE: Many = &[concat!(
+        "
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::bigint[])
-                AS w (id, node, lease, message, now)
+            SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[]) AS w (id, node, lease, now)
         ), taken AS (
             UPDATE task_live l SET node = w.node, token = w.lease, claimed = w.now,
                 -- Whatever stands in a broken row: one that cannot be counted up would stop every claim.
@@ -271,13 +290,19 @@ impl Dialect for PostgresDialect {
                     THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = l.task), l.context) ELSE l.context END
             FROM wanted w
             WHERE l.task = w.id AND l.node IS NULL
-            RETURNING l.task, w.message, w.now
-        ), changed AS (
-            UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
-            FROM taken k
-            WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
+            RETURNING l.*
+        ), silent AS (
+            UPDATE tasks t SET message = NULL FROM taken k WHERE t.id = k.task AND t.status = 0 AND t.message <> ",
+        running!(),
+        "
         )
-        SELECT task AS id FROM taken"];
+        SELECT ",
+        claim_columns!(),
+        " FROM taken l
+          LEFT JOIN tasks t ON t.id = l.task
+          LEFT JOIN task_requests r ON r.task = l.task
+          LEFT JOIN upstream_tasks u ON u.task = l.task"
+    )];
 
     const CLAIMS: Many = &[concat!(
         "SELECT ",

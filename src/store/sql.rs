@@ -40,14 +40,33 @@ macro_rules! statements {
 }
 pub(super) use statements;
 
-/// What a task is read from: `t` is its row in `tasks`, `o` that in `task_outcomes`, if there is one.
+/// What a task is read from: `t` is its row in `tasks`, `o` that in `task_outcomes`, if there is one. A claim writes nothing
+/// into `tasks`: when it was is read where nothing else was said of the task.
 macro_rules! task_columns {
     () => {
         "t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval, \
-         t.session, t.progress_token, t.progress, t.progress_at, o.expires"
+         t.session, t.progress_token, t.progress, t.progress_at, o.expires, \
+         CASE WHEN t.status = 0 AND t.message IS NULL \
+            THEN (SELECT l.claimed FROM task_live l WHERE l.task = t.id) END AS claimed"
     };
 }
 pub(super) use task_columns;
+
+/// `QUEUED` in a statement: what a task says that waits and of which nothing else was said.
+macro_rules! queued {
+    () => {
+        "'queued'"
+    };
+}
+pub(super) use queued;
+
+/// `RUNNING` in a statement: what a task says that a node runs and of which nothing else was said.
+macro_rules! running {
+    () => {
+        "'running'"
+    };
+}
+pub(super) use running;
 
 /// What the message of an end says besides, if somebody else than its work ended a task that a node ran: an upstream is told,
 /// where that node still can, and does not answer.
@@ -300,6 +319,7 @@ impl From<Vec<Uuid>> for Arg {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::task::{QUEUED, RUNNING};
 
     #[test]
     fn errors_are_told_apart_by_what_follows_from_them() {
@@ -312,6 +332,11 @@ mod tests {
         for code in ["23505", "23514", "53100", "25006", "13", "8", "11", "1555", "2067", "275"] {
             assert!(matches!(kind_of(code), Kind::Statement), "{code}");
         }
+    }
+
+    #[test]
+    fn statements_know_what_tasks_say() {
+        assert_eq!([queued!(), running!()], [QUEUED, RUNNING].map(|word| format!("'{word}'")));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::dialect::{Dialect, Many, bind, cells};
 use super::nodes::lost;
-use super::sql::{Args, Fault, task_columns};
+use super::sql::{Args, Fault, queued, running, task_columns};
 
 mod gathered;
 mod inputs;
@@ -24,18 +24,37 @@ macro_rules! clock {
     };
 }
 
-/// Sets the message `$3` at the time `$4` where it differs.
-/// A task that waits for input keeps the message that says what for.
+/// When a task was claimed (`l` is its live row), where that is what it says.
+macro_rules! seen {
+    () => {
+        "CASE WHEN tasks.message IS NULL THEN COALESCE(l.claimed, 0) ELSE 0 END"
+    };
+}
+
+/// Sets the message of a task with a live row (`$1`), which is when it changed if that is not what it says already. One that
+/// waits for input keeps the message that says what for.
 macro_rules! change_message {
-    ($id:literal, $message:literal, $now:literal) => {
+    ($message:literal, $now:literal) => {
         concat!(
             "UPDATE tasks SET message = ",
             $message,
-            ", updated = MAX(",
+            ", updated = (
+                SELECT CASE WHEN ",
+            $message,
+            " = COALESCE(tasks.message, CASE WHEN l.node IS NULL THEN ",
+            queued!(),
+            " ELSE ",
+            running!(),
+            " END)
+                    THEN MAX(tasks.updated, ",
+            seen!(),
+            ") ELSE MAX(",
             $now,
-            ", updated + 1) WHERE id = ",
-            $id,
-            " AND status = 0 AND message IS NOT ",
+            ", tasks.updated + 1, ",
+            seen!(),
+            " + 1) END
+                FROM task_live l WHERE l.task = $1)
+            WHERE id = $1 AND status = 0 AND message IS NOT ",
             $message
         )
     };
@@ -47,6 +66,7 @@ impl Dialect for SqliteDialect {
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
     const BEGIN_POOLED: &'static str = Self::BEGIN;
     const MANY_IS_SEVERAL_STATEMENTS: bool = true;
+    const TAKE_ANSWERS_CLAIMS: bool = false;
     const WATCH: Option<&'static str> = Some("PRAGMA data_version");
     const WATCH_INTERVAL: Duration = Duration::from_millis(20);
     const NOTIFY: Option<&'static str> = None;
@@ -83,29 +103,39 @@ impl Dialect for SqliteDialect {
         " FROM task_outcomes o JOIN tasks t ON t.id = o.task WHERE o.task = $1 AND o.token = $2"
     )];
 
-    const NOTE: Many = &["
+    const NOTE: Many = &[concat!(
+        "
         UPDATE tasks
-        SET message = CASE status WHEN 1 THEN message ELSE $3 END, progress = COALESCE($4, progress),
+        SET message = CASE status WHEN 1 THEN message ELSE COALESCE($3, message) END, progress = COALESCE($4, progress),
             progress_at = CASE WHEN $4 IS NULL THEN progress_at ELSE $5 END,
-            updated = CASE WHEN status <> 1 AND message IS NOT $3 THEN MAX($5, updated + 1) ELSE updated END
+            updated = (SELECT CASE WHEN tasks.status <> 1 AND $3 <> COALESCE(tasks.message, ",
+        running!(),
+        ") THEN MAX($5, tasks.updated + 1, ",
+        seen!(),
+        " + 1) ELSE MAX(tasks.updated, ",
+        seen!(),
+        ") END FROM task_live l WHERE l.task = $1)
         WHERE id = $1 AND status IN (0, 1) AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.token = $2)
         RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, progress_at, NULL AS expires"];
+            progress_token, progress, progress_at, NULL AS expires,
+            (SELECT l.claimed FROM task_live l WHERE l.task = $1) AS claimed"
+    )];
 
     const RELEASE: Many = &[
-        "UPDATE task_live
-        SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4),
-            open_inputs = CASE WHEN $5 = 1 THEN open_inputs ELSE 0 END
-        WHERE task = $1 AND token = $2
-        RETURNING task AS id, (SELECT t.session FROM tasks t WHERE t.id = task_live.task) AS session",
+        "SELECT l.task AS id, t.session FROM task_live l LEFT JOIN tasks t ON t.id = l.task
+        WHERE l.task = $1 AND l.token = $2",
         "UPDATE task_inputs SET state = 3, node = NULL WHERE $5 = 0 AND task = $1 AND state = 0",
         "UPDATE tasks SET status = 0, message = $6, updated = MAX($7, updated + 1)
         WHERE $5 = 0 AND id = $1 AND status = 1",
-        change_message!("$1", "$6", "$7"),
+        change_message!("$6", "$7"),
+        "UPDATE task_live
+        SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4),
+            open_inputs = CASE WHEN $5 = 1 THEN open_inputs ELSE 0 END
+        WHERE task = $1",
     ];
 
     const NOTE_WAITING: Many =
-        &["SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL", change_message!("$1", "$2", "$3")];
+        &["SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL", change_message!("$2", "$3")];
 
     const COUNT_ALONE: &'static str = "SELECT id FROM schema_info WHERE id = 1";
 

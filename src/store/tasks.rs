@@ -18,7 +18,7 @@ use crate::domain::cursor::Position;
 use crate::domain::ids::{ContextId, LeaseToken, SessionId, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::retention::Ttl;
-use crate::domain::task::{Status, Task};
+use crate::domain::task::{QUEUED, RUNNING, Status, Task};
 use crate::domain::text::storable;
 use crate::domain::work::NewTask;
 
@@ -81,14 +81,20 @@ pub(super) fn start(after: Option<Position>) -> (i64, Uuid) {
 pub(super) fn read_task<R: Cells>(row: &R) -> std::result::Result<Task, Fault> {
     let code = row.int("status")?;
     let status = Status::from_code(code).ok_or_else(|| Fault::broken(format!("there is no status {code}")))?;
+    let (mut message, mut updated) = (row.maybe_text("message")?, row.time("updated")?);
+    if status == Status::Working && message.is_none() {
+        let claimed = row.maybe_time("claimed")?;
+        message = Some(if claimed.is_some() { RUNNING } else { QUEUED }.to_owned());
+        updated = updated.max(claimed.unwrap_or(updated));
+    }
     Ok(Task {
         id: TaskId::from_uuid(row.uuid("id")?),
         context: ContextId::from_uuid(row.uuid("context")?),
         tool: row.text("tool")?,
         status,
-        message: row.maybe_text("message")?,
+        message,
         created: row.time("created")?,
-        updated: row.time("updated")?,
+        updated,
         granted: Ttl::from_milliseconds(row.maybe_int("granted_ttl")?),
         poll_interval_ms: row.int("poll_interval")?,
         expires: row.maybe_time("expires")?,
@@ -145,7 +151,6 @@ impl Create {
             clean(&new.tool),
             clean(&new.upstream),
             clean(&new.upstream_tool),
-            clean(&new.message),
             new.created,
             new.granted.milliseconds(),
             new.poll_interval_ms,

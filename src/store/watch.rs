@@ -205,14 +205,14 @@ macro_rules! news {
             UNION ALL
             SELECT 1, t.id, NULL, t.context, t.session,
                 NULL, t.status, t.created, t.updated, t.granted_ttl, t.poll_interval, NULL,
-                t.tool, t.message, t.progress_token, t.progress, NULL, NULL, NULL, NULL, NULL, NULL, t.progress_at
+                t.tool, t.message, t.progress_token, t.progress, NULL, NULL, NULL, NULL, NULL, NULL, t.progress_at, t.claimed
             FROM (
-                SELECT t.* FROM (
-                    SELECT l.task FROM ", $session_ids, " JOIN task_live l ON l.session = w.id
+                SELECT t.*, c.claimed FROM (
+                    SELECT l.task, l.claimed FROM ", $session_ids, " JOIN task_live l ON l.session = w.id
                     UNION
-                    SELECT l.task FROM ", $asking_ids, " JOIN task_live l ON l.task = w.id
+                    SELECT l.task, l.claimed FROM ", $asking_ids, " JOIN task_live l ON l.task = w.id
                     UNION
-                    SELECT l.task FROM ", $listened_ids, " JOIN task_live l ON l.task = w.id
+                    SELECT l.task, l.claimed FROM ", $listened_ids, " JOIN task_live l ON l.task = w.id
                 ) c
                 JOIN tasks t ON t.id = c.task
                 WHERE ", $last_change, " >= $6", $as_int, "
@@ -221,7 +221,7 @@ macro_rules! news {
             UNION ALL
             SELECT 2, i.id, i.task, i.context, i.session,
                 i.kind, NULL, i.created, d.created, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, i.params, i.client_task, NULL, NULL, i.delivery, i.holder, NULL
+                NULL, NULL, NULL, NULL, i.params, i.client_task, NULL, NULL, i.delivery, i.holder, NULL, NULL
             FROM (
                 SELECT i.id FROM ", $session_ids, " JOIN task_inputs i ON i.session = w.id AND i.state = 0
                 UNION
@@ -242,7 +242,7 @@ macro_rules! news {
                     JOIN task_live l ON l.task = i.task
                     WHERE d.id = w.id
                 ) THEN 2 ELSE 0 END, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM ", $held_ids, "
             WHERE NOT EXISTS (
                 SELECT 1 FROM input_deliveries d
@@ -253,14 +253,14 @@ macro_rules! news {
             UNION ALL
             SELECT 4, w.id, NULL, NULL, NULL,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM ", $input_ids, "
             WHERE NOT EXISTS (
                 SELECT 1 FROM task_inputs i JOIN task_live l ON l.task = i.task WHERE i.id = w.id AND i.state = 0)
             UNION ALL
             SELECT 5, s.id, NULL, s.context, s.session,
                 s.kind, NULL, s.created, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, s.subject, s.payload, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL, s.subject, s.payload, NULL, NULL, NULL, NULL
             FROM (
                 SELECT f.*, SUM(", $f_size, ") OVER (ORDER BY f.created, f.id) AS total
                 FROM (
@@ -273,7 +273,7 @@ macro_rules! news {
             UNION ALL
             SELECT 6, c.id, NULL, c.context, NULL,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM (
                 SELECT r.id, r.context FROM (
                     SELECT t.id, t.context, ROW_NUMBER() OVER (PARTITION BY t.session ORDER BY t.created, t.id) AS place
@@ -288,7 +288,7 @@ macro_rules! news {
             UNION ALL
             SELECT 7, q.task, NULL, NULL, NULL,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM (
                 SELECT l.task FROM task_live l
                 WHERE l.node IS NULL AND l.not_before <= $17", $as_int, "

@@ -152,7 +152,6 @@ fn stored(folder: &Path, keyed: Option<CallKey>) -> (String, String) {
         upstream: "demo".to_owned(),
         upstream_tool: "slow_tool".to_owned(),
         params: RawJson::trusted("{}"),
-        message: "queued\u{1b}[31m".to_owned(),
         created: now,
         granted: Ttl::Milliseconds(60_000),
         hard_end: now + Duration::from_secs(3600),
@@ -171,7 +170,9 @@ fn stored(folder: &Path, keyed: Option<CallKey>) -> (String, String) {
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let options = DatabaseOptions { max_connections: 4, ..DatabaseOptions::new(url) };
         let store = store::open(&options).await.unwrap();
+        let said = vec![(new.id, "queued\u{1b}[31m".to_owned())];
         store.scoped(&caller).create(new).await.unwrap();
+        store.system().note_waiting(said, now).await.unwrap();
         store.system().close().await;
     });
     (id, context)

@@ -178,7 +178,7 @@ async fn a_message_whose_answer_is_lost_is_written_once() {
         let broken = Broken::new().await;
         let (task, token) = broken.running().await;
         let cut = broken.proxy.cut(NOTE, moment);
-        let note = Note { task, token, message: "half way".to_owned(), progress: None, now: at(1) };
+        let note = Note { task, token, message: Some("half way".to_owned()), progress: None, now: at(1) };
         assert!(broken.store.note(note).await.unwrap().is_some(), "the lease holds");
         cut.await.unwrap();
         let stored = broken.truth.get(broken.context, task).await.unwrap().unwrap();
@@ -204,7 +204,7 @@ async fn a_hand_back_whose_answer_is_lost_happened_once() {
         broken.store.release(release).await.unwrap();
         cut.await.unwrap();
         assert_eq!(broken.truth.queue(10, at(2)).await.unwrap(), [task], "{moment:?}");
-        let claims = broken.truth.claim(broken.node, vec![LeaseToken::new()], "running", at(3)).await.unwrap();
+        let claims = broken.truth.claim(broken.node, vec![LeaseToken::new()], at(3)).await.unwrap();
         assert_eq!(claims[0].lease.attempt, 1, "an attempt is uncounted once");
     }
 }
@@ -234,12 +234,12 @@ async fn a_claim_whose_commit_is_in_doubt_takes_nothing_else() {
     }
     let tokens = vec![LeaseToken::new()];
     let cut = broken.proxy.cut(COMMIT, Moment::Before);
-    let claimed = broken.store.claim(broken.node, tokens, "running", at(1)).await;
+    let claimed = broken.store.claim(broken.node, tokens, at(1)).await;
     cut.await.unwrap();
     assert!(matches!(claimed, Err(StoreError::Unavailable(_))), "{claimed:?}");
     assert!(broken.truth.held(broken.node).await.unwrap().is_empty(), "nothing is taken under these tokens again");
     let others = (0..2).map(|_| LeaseToken::new()).collect();
-    assert_eq!(broken.store.claim(broken.node, others, "running", at(1)).await.unwrap().len(), 2);
+    assert_eq!(broken.store.claim(broken.node, others, at(1)).await.unwrap().len(), 2);
 }
 
 // req: KEEP-07
@@ -352,7 +352,7 @@ async fn a_blackholed_link_is_noticed_and_new_work_goes_on() {
             until_ok(|| broken.store.finish(Finish { task: running.0, token: running.1, end: end(outcome.clone()) })),
             until_ok(|| broken.store.get(broken.context, running.0)),
             until_ok(|| broken.store.list(broken.context, None, 10, at(0))),
-            until_ok(|| broken.store.claim(broken.node, vec![LeaseToken::new()], "running", at(1))),
+            until_ok(|| broken.store.claim(broken.node, vec![LeaseToken::new()], at(1))),
             until_ok(|| broken.store.reap(at(0), 10)),
             until_ok(|| broken.store.ping()),
         )

@@ -62,7 +62,7 @@ async fn an_adoption_whose_answer_is_lost_happened_once() {
         assert!(broken.work.system.release(release).await.unwrap());
         broken.work.token = LeaseToken::new();
         let tokens = vec![broken.work.token];
-        assert_eq!(broken.work.system.claim(broken.work.node, tokens, "running", at(4)).await.unwrap().len(), 1);
+        assert_eq!(broken.work.system.claim(broken.work.node, tokens, at(4)).await.unwrap().len(), 1);
         let cut = broken.proxy.cut("SET token = w.lease", moment);
         let asked = broken.work.system.ask(broken.work.question("x", at(5))).await.unwrap();
         cut.await.unwrap();

@@ -32,7 +32,7 @@ use tokio::runtime::Runtime;
 use crate::store::questions::then;
 use crate::support::database::{Backend, TestDatabase};
 use reference::{
-    ANSWERED, Answer, Attempted, CONTEXTS, How, LeaseModel, Model, QUEUED, RUNNING, Recovered, Step, TaskModel,
+    ANSWERED, Answer, Attempted, CONTEXTS, How, LeaseModel, Model, Recovered, Step, TaskModel,
     WITHDRAWN, asking, is_live,
 };
 
@@ -167,7 +167,7 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
             }
             (Step::Claim { node, most, skew }, Answer::Claimed(tasks)) => {
                 let tokens: Vec<_> = (0..most).map(|_| LeaseToken::new()).collect();
-                let claims = store.claim(self.nodes[node], tokens.clone(), RUNNING, model.at(skew)).await.unwrap();
+                let claims = store.claim(self.nodes[node], tokens.clone(), model.at(skew)).await.unwrap();
                 let mut used: Vec<_> = claims.iter().map(|claim| claim.lease.token).collect();
                 assert!(used.iter().all(|token| tokens.contains(token)), "claims have the tokens that were given");
                 used.sort_by_key(|token| token.as_uuid());
@@ -217,7 +217,7 @@ impl<const POSTGRES: bool> Machine<POSTGRES> {
             }
             (Step::Note { task, skew, .. }, Answer::Spoken { token, message, held }) => {
                 let (id, token, message) = (model.tasks[task].task.id, self.token(*token), message.clone());
-                let note = Note { task: id, token, message, progress: None, now: model.at(skew) };
+                let note = Note { task: id, token, message: Some(message), progress: None, now: model.at(skew) };
                 assert_eq!(store.note(note).await.unwrap().is_some(), *held, "whether the lease holds");
             }
             (Step::NoteWaiting { skew, .. }, Answer::Noted(noted)) => {
@@ -544,7 +544,6 @@ fn new_task(model: &Model, number: usize, claim: Option<(NodeId, LeaseToken)>) -
         upstream: "upstream".to_owned(),
         upstream_tool: "its name there".to_owned(),
         params: RawJson::trusted(format!(r#"{{"name":"model","arguments":{{"number":{number}}}}}"#)),
-        message: if claim.is_some() { RUNNING } else { QUEUED }.to_owned(),
         created: task.task.created,
         granted: task.task.granted,
         hard_end: task.hard_end,

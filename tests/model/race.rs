@@ -78,7 +78,7 @@ async fn race(store: Store, context: ContextId, node: NodeId, round: u64) -> Win
         spawn("note", async move {
             yield_times(jitter(4)).await;
             store
-                .note(Note { task: id, token, message: "half way".to_owned(), progress: None, now: at(9) })
+                .note(Note { task: id, token, message: Some("half way".to_owned()), progress: None, now: at(9) })
                 .await
                 .unwrap()
         })

@@ -448,6 +448,15 @@ impl Model {
         }
     }
 
+    /// Who claims a task says nothing of it: that it runs is seen.
+    fn runs(&mut self, task: usize, now: Timestamp) {
+        let task = &mut self.tasks[task].task;
+        if task.status == Status::Working && task.message.as_deref() != Some(RUNNING) {
+            task.message = Some(RUNNING.to_owned());
+            task.updated = task.updated.max(now);
+        }
+    }
+
     fn grant_lease(&mut self, task: usize, node: usize, now: Timestamp) {
         let token = self.tokens;
         self.tokens += 1;
@@ -725,7 +734,7 @@ impl ReferenceStateMachine for Model {
                 let due: Vec<_> = model.queue(now).into_iter().take(most).collect();
                 for &task in &due {
                     model.grant_lease(task, node, now);
-                    model.say(task, RUNNING, now);
+                    model.runs(task, now);
                 }
                 Answer::Claimed(due)
             }

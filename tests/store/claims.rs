@@ -47,12 +47,12 @@ async fn claims_are_oldest_first_and_only_when_due(db: TestDatabase) {
     assert_eq!(system.queue(10, at(10)).await.unwrap(), [tasks[1].id, tasks[2].id, tasks[0].id]);
     assert_eq!(system.queue(1, at(10)).await.unwrap(), [tasks[1].id]);
     let node = NodeId::new();
-    let first = system.claim(node, tokens(2), "running", at(10)).await.unwrap();
+    let first = system.claim(node, tokens(2), at(10)).await.unwrap();
     assert_eq!(first.iter().map(|claim| claim.lease.task).collect::<Vec<_>>(), [tasks[1].id, tasks[2].id]);
-    let rest = system.claim(node, tokens(5), "running", at(10)).await.unwrap();
+    let rest = system.claim(node, tokens(5), at(10)).await.unwrap();
     assert_eq!(rest.iter().map(|claim| claim.lease.task).collect::<Vec<_>>(), [tasks[0].id]);
-    assert!(system.claim(node, tokens(5), "running", at(10)).await.unwrap().is_empty());
-    assert!(system.claim(node, Vec::new(), "running", at(100)).await.unwrap().is_empty());
+    assert!(system.claim(node, tokens(5), at(10)).await.unwrap().is_empty());
+    assert!(system.claim(node, Vec::new(), at(100)).await.unwrap().is_empty());
     let leases: HashSet<_> = first.iter().chain(&rest).map(|claim| (claim.lease.task, claim.lease.token)).collect();
     let held: HashSet<_> = system.held(node).await.unwrap().iter().map(|lease| (lease.task, lease.token)).collect();
     assert_eq!(leases, held);
@@ -68,7 +68,7 @@ async fn no_task_is_claimed_twice(db: TestDatabase) {
         others.iter().chain([&db.store]).flat_map(|store| [store.system(), store.system()]).map(|system| async move {
             let mut mine = Vec::new();
             loop {
-                let claims = system.claim(NodeId::new(), tokens(7), "running", at(1000)).await.unwrap();
+                let claims = system.claim(NodeId::new(), tokens(7), at(1000)).await.unwrap();
                 if claims.is_empty() && system.queue(1, at(1000)).await.unwrap().is_empty() {
                     return mine;
                 }
@@ -99,13 +99,13 @@ async fn a_released_task_is_claimed_again(db: TestDatabase) {
     assert!(system.release(release(token, true, 5)).await.unwrap());
     assert!(!system.release(release(token, true, 5)).await.unwrap());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("waiting for a retry"));
-    let note = Note { task: new.id, token, message: "zombie".to_owned(), progress: None, now: at(2) };
+    let note = Note { task: new.id, token, message: Some("zombie".to_owned()), progress: None, now: at(2) };
     assert!(system.note(note).await.unwrap().is_none());
-    assert!(system.claim(NodeId::new(), tokens(1), "x", at(4)).await.unwrap().is_empty());
-    let second = system.claim(NodeId::new(), tokens(1), "x", at(5)).await.unwrap().remove(0);
+    assert!(system.claim(NodeId::new(), tokens(1), at(4)).await.unwrap().is_empty());
+    let second = system.claim(NodeId::new(), tokens(1), at(5)).await.unwrap().remove(0);
     assert_eq!(second.lease.attempt, 2);
     assert!(system.release(release(second.lease.token, false, 6)).await.unwrap());
-    let third = system.claim(NodeId::new(), tokens(1), "x", at(6)).await.unwrap().remove(0);
+    let third = system.claim(NodeId::new(), tokens(1), at(6)).await.unwrap().remove(0);
     assert_eq!(third.lease.attempt, 2, "a hand-back without a dispatch does not count");
 }
 
@@ -113,7 +113,7 @@ async fn a_claim_says_so_in_the_message(db: TestDatabase) {
     let (_, scoped) = caller(&db.store, "a").await;
     let new = new_task(at(0));
     scoped.create(new.clone()).await.unwrap();
-    db.store.system().claim(NodeId::new(), tokens(1), "running", at(3)).await.unwrap();
+    db.store.system().claim(NodeId::new(), tokens(1), at(3)).await.unwrap();
     let task = scoped.get(new.id).await.unwrap().unwrap();
     assert_eq!((task.message.as_deref(), task.updated), (Some("running"), at(3)));
 }
@@ -127,7 +127,7 @@ async fn a_broken_row_is_ended_and_stops_nobody(db: TestDatabase) {
     }
     db.sql(&format!("UPDATE task_requests SET params = '{{\"name\":' WHERE task = {}", db.id(cut.id.as_uuid()))).await;
     db.sql(&format!("DELETE FROM task_requests WHERE task = {}", db.id(lost.id.as_uuid()))).await;
-    let claims = system.claim(NodeId::new(), tokens(3), "running", at(5)).await.unwrap();
+    let claims = system.claim(NodeId::new(), tokens(3), at(5)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.lease.task).collect::<Vec<_>>(), [good.id]);
     for broken in [&cut, &lost] {
         let (task, outcome) = scoped.outcome(broken.id).await.unwrap().unwrap();
@@ -139,7 +139,7 @@ async fn a_broken_row_is_ended_and_stops_nobody(db: TestDatabase) {
     let gone = new_task(at(0));
     scoped.create(gone.clone()).await.unwrap();
     db.sql(&format!("DELETE FROM tasks WHERE id = {}", db.id(gone.id.as_uuid()))).await;
-    assert!(system.claim(NodeId::new(), tokens(3), "running", at(5)).await.unwrap().is_empty());
+    assert!(system.claim(NodeId::new(), tokens(3), at(5)).await.unwrap().is_empty());
     assert!(system.queue(10, at(5)).await.unwrap().is_empty());
     assert_eq!(db.number("SELECT COUNT(*) FROM task_live").await, 1);
 }
@@ -157,7 +157,7 @@ fn claimed(claims: &[Claim]) -> HashSet<TaskId> {
 }
 
 fn wish(count: usize, now: u64) -> Wish {
-    Wish { node: NodeId::new(), tokens: tokens(count), message: "running".to_owned(), now: at(now) }
+    Wish { node: NodeId::new(), tokens: tokens(count), now: at(now) }
 }
 
 fn set(tasks: &[&[TaskId]]) -> HashSet<TaskId> {
@@ -172,11 +172,11 @@ async fn slots_are_shared_fairly_between_contexts(db: TestDatabase) {
     let order = [a[0], c[0], b[0], a[1], c[1], b[1], a[2], c[2], a[3], c[3]];
     assert_eq!(system.queue(10, at(1000)).await.unwrap(), order);
     let node = NodeId::new();
-    let first = system.claim(node, tokens(4), "running", at(1000)).await.unwrap();
+    let first = system.claim(node, tokens(4), at(1000)).await.unwrap();
     assert_eq!(claimed(&first), set(&[&order[..4]]));
     // Whoever holds the fewest is next: `a` has two by now.
     assert_eq!(system.queue(3, at(1000)).await.unwrap(), order[4..7]);
-    let one = system.claim(node, tokens(1), "running", at(1000)).await.unwrap();
+    let one = system.claim(node, tokens(1), at(1000)).await.unwrap();
     assert_eq!(claimed(&one), set(&[&[c[1]]]));
     // One that waits for input holds no slot.
     let asks = first.iter().find(|claim| claim.lease.task == a[0]).unwrap().lease;
@@ -186,9 +186,9 @@ async fn slots_are_shared_fairly_between_contexts(db: TestDatabase) {
         db.id(a[1].as_uuid())
     ))
     .await;
-    assert_eq!(claimed(&system.claim(node, tokens(1), "running", at(1000)).await.unwrap()), set(&[&[a[2]]]));
+    assert_eq!(claimed(&system.claim(node, tokens(1), at(1000)).await.unwrap()), set(&[&[a[2]]]));
     // Of the rest each context gets what is left of it, however unequal the lanes are.
-    let rest = system.claim(node, tokens(64), "running", at(1000)).await.unwrap();
+    let rest = system.claim(node, tokens(64), at(1000)).await.unwrap();
     assert_eq!(rest.len(), 31 - 6);
     assert!(system.queue(10, at(1000)).await.unwrap().is_empty());
 }
@@ -242,9 +242,9 @@ async fn no_limit_is_overrun_by_claims_at_once(db: TestDatabase) {
 async fn a_lane_whose_first_may_not_run_yet_waits(db: TestDatabase) {
     let (system, plain) = (db.store.system(), Counted::default());
     let (late, due) = (backlog(&db, "a", 500, 3, &plain).await, backlog(&db, "b", 0, 1, &plain).await);
-    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), "running", at(10)).await.unwrap()), set(&[&due]));
+    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), at(10)).await.unwrap()), set(&[&due]));
     assert!(!system.anybody_waits(at(10)).await.unwrap() && system.anybody_waits(at(500)).await.unwrap());
-    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), "running", at(501)).await.unwrap()), set(&[&late[..2]]));
+    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(9), at(501)).await.unwrap()), set(&[&late[..2]]));
 }
 
 async fn of_many_lanes_each_has_its_turn(db: TestDatabase) {
@@ -297,12 +297,12 @@ async fn rows_of_the_release_before_are_claimed(db: TestDatabase) {
     let new = backlog(&db, "a", 20, 3, &plain).await;
     assert_eq!(system.queue(4, at(99)).await.unwrap(), [old[0], new[0], old[1], new[1]]);
     assert_eq!(
-        claimed(&system.claim(NodeId::new(), tokens(2), "running", at(99)).await.unwrap()),
+        claimed(&system.claim(NodeId::new(), tokens(2), at(99)).await.unwrap()),
         set(&[&[old[0], new[0]]])
     );
     let right = "SELECT COUNT(*) FROM task_live l JOIN tasks t ON t.id = l.task AND t.context = l.context";
     assert_eq!(db.number(right).await, 4, "who claims puts right whose it is");
-    assert_eq!(system.claim(NodeId::new(), tokens(9), "running", at(99)).await.unwrap().len(), 7);
+    assert_eq!(system.claim(NodeId::new(), tokens(9), at(99)).await.unwrap().len(), 7);
     assert_eq!(db.number(right).await, 9);
 }
 
@@ -314,7 +314,7 @@ async fn waiting_tasks_are_counted_so_far(db: TestDatabase) {
     assert_eq!((scoped.waiting(100).await.unwrap(), scoped.waiting(3).await.unwrap()), (5, 3));
     let of_tenant = async |name, most| db.store.system().waiting_of_tenant(name, most).await.unwrap();
     assert_eq!((of_tenant("acme", 100).await, of_tenant("acme", 7).await, of_tenant("", 7).await), (9, 7, 0));
-    db.store.system().claim(NodeId::new(), tokens(4), "running", at(9)).await.unwrap();
+    db.store.system().claim(NodeId::new(), tokens(4), at(9)).await.unwrap();
     assert_eq!((scoped.waiting(100).await.unwrap(), of_tenant("acme", 100).await), (3, 5));
 }
 
@@ -342,7 +342,7 @@ async fn a_row_that_cannot_be_counted_up_stops_no_claim(db: TestDatabase) {
         scoped.create(task.clone()).await.unwrap();
         db.sql(&format!("UPDATE task_live SET attempt = {attempt} WHERE task = {}", db.id(task.id.as_uuid()))).await;
     }
-    assert_eq!(system.claim(node, tokens(4), "running", at(5)).await.unwrap().len(), 3);
+    assert_eq!(system.claim(node, tokens(4), at(5)).await.unwrap().len(), 3);
     db.sql(&format!("UPDATE task_live SET attempt = {} WHERE attempt > 1", i64::MAX)).await;
     assert_eq!(system.held(node).await.unwrap().len(), 3, "and none of them hides the others");
     assert_eq!(system.orphans(None, 10).await.unwrap().len(), 3);
@@ -365,10 +365,10 @@ async fn a_locked_row_is_skipped(db: TestDatabase) {
         .execute(&mut *transaction)
         .await
         .unwrap();
-    let claims = db.store.system().claim(NodeId::new(), tokens(2), "running", at(5)).await.unwrap();
+    let claims = db.store.system().claim(NodeId::new(), tokens(2), at(5)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.lease.task).collect::<Vec<_>>(), [free.id]);
     transaction.rollback().await.unwrap();
-    let claims = db.store.system().claim(NodeId::new(), tokens(2), "running", at(5)).await.unwrap();
+    let claims = db.store.system().claim(NodeId::new(), tokens(2), at(5)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.lease.task).collect::<Vec<_>>(), [locked.id]);
 }
 

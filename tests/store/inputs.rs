@@ -236,7 +236,7 @@ async fn a_waiting_task_says_what_it_waits_for(db: TestDatabase) {
     let note = |now| Note {
         task: work.task,
         token: work.token,
-        message: "1 of 2".to_owned(),
+        message: Some("1 of 2".to_owned()),
         progress: progress.clone(),
         now,
     };
@@ -251,7 +251,7 @@ async fn a_waiting_task_says_what_it_waits_for(db: TestDatabase) {
     );
     let sent = work.send(input).await;
     work.answer(sent, "a", at(12)).await.unwrap();
-    let note = Note { task: work.task, token: work.token, message: "1 of 2".to_owned(), progress, now: at(13) };
+    let note = Note { task: work.task, token: work.token, message: Some("1 of 2".to_owned()), progress, now: at(13) };
     assert_eq!(work.system.note(note).await.unwrap().unwrap().message.as_deref(), Some("1 of 2"));
 }
 
@@ -269,7 +269,7 @@ async fn next_attempt(work: &mut Running, keep_inputs: bool) {
     assert!(work.system.release(release).await.unwrap());
     work.node = NodeId::new();
     work.system.register_node(work.node).await.unwrap();
-    let claims = work.system.claim(work.node, vec![LeaseToken::new()], "running", at(11)).await.unwrap();
+    let claims = work.system.claim(work.node, vec![LeaseToken::new()], at(11)).await.unwrap();
     let [claim] = claims.as_slice() else { panic!("{claims:?}") };
     assert_eq!(claim.lease.task, work.task);
     work.token = claim.lease.token;

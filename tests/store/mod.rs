@@ -51,7 +51,6 @@ fn new_task(created: Timestamp) -> NewTask {
         upstream: "demo".to_owned(),
         upstream_tool: "wait".to_owned(),
         params: RawJson::trusted(r#"{"name":"demo__wait","arguments":{"n":1e400,"s":"\u0000\ud800"}}"#),
-        message: "queued".to_owned(),
         created,
         granted: Ttl::Milliseconds(3_600_000),
         hard_end: created + Duration::from_secs(26 * 3600),

@@ -75,14 +75,14 @@ async fn changes_of_a_sessions_tasks_are_told(db: TestDatabase) {
     let note = |progress: &RawJson, now| Note {
         task: work.task,
         token: work.token,
-        message: "queued".to_owned(),
+        message: Some("running".to_owned()),
         progress: Some(progress.clone()),
         now,
     };
     let noted = work.system.note(note(&params, at(20))).await.unwrap().unwrap();
     assert_eq!((noted.updated, noted.progress.as_ref()), (at(0), Some(&params)), "progress alone is no update");
     assert_eq!(changed(at(20)).await, [noted], "and yet it is told");
-    let plain = Note { progress: None, message: "half".to_owned(), ..note(&params, at(30)) };
+    let plain = Note { progress: None, message: Some("half".to_owned()), ..note(&params, at(30)) };
     let noted = work.system.note(plain).await.unwrap().unwrap();
     assert_eq!((noted.updated, noted.progress.as_ref()), (at(30), Some(&params)));
     assert_eq!(changed(at(30)).await, std::slice::from_ref(&noted));

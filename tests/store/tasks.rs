@@ -55,7 +55,7 @@ async fn a_new_task_is_working_and_all_of_it_is_kept(db: TestDatabase) {
     assert_eq!(scoped.outcome(new.id).await.unwrap(), Some((task, None)));
 
     let node = NodeId::new();
-    let claims = db.store.system().claim(node, vec![LeaseToken::new()], "running", at(6)).await.unwrap();
+    let claims = db.store.system().claim(node, vec![LeaseToken::new()], at(6)).await.unwrap();
     let [claim] = claims.as_slice() else { panic!("{claims:?}") };
     assert_eq!(claim.work.params, new.params);
     assert_eq!(claim.work.context, context);
@@ -81,7 +81,7 @@ async fn a_task_outlives_its_process(mut db: TestDatabase) {
     let (task, outcome) = scoped.outcome(running.id).await.unwrap().unwrap();
     assert_eq!(ended, Ended::Done(task));
     assert_eq!(outcome, Some(result("first")));
-    let claims = db.store.system().claim(NodeId::new(), vec![LeaseToken::new()], "again", at(3)).await.unwrap();
+    let claims = db.store.system().claim(NodeId::new(), vec![LeaseToken::new()], at(3)).await.unwrap();
     assert_eq!(claims[0].lease.task, waiting.id);
     assert_eq!(claims[0].work.params, waiting.params);
 }
@@ -121,10 +121,10 @@ async fn an_end_is_final(db: TestDatabase) {
     assert_eq!(system.end(new.id, end(result("second"), at(2))).await.unwrap(), Ended::Refused);
     let stranger = finish(new.id, LeaseToken::new(), result("third"), at(2));
     assert_eq!(system.finish(stranger).await.unwrap(), Ended::Refused);
-    let note = Note { task: new.id, token, message: "still there".to_owned(), progress: None, now: at(2) };
+    let note = Note { task: new.id, token, message: Some("still there".to_owned()), progress: None, now: at(2) };
     assert!(system.note(note).await.unwrap().is_none());
     system.note_waiting(vec![(new.id, "queued".to_owned())], at(2)).await.unwrap();
-    assert!(system.claim(NodeId::new(), vec![LeaseToken::new()], "x", at(9)).await.unwrap().is_empty());
+    assert!(system.claim(NodeId::new(), vec![LeaseToken::new()], at(9)).await.unwrap().is_empty());
     assert_eq!(scoped.outcome(new.id).await.unwrap(), before);
     assert_eq!(db.number("SELECT COUNT(*) FROM task_live").await, 0);
 }
@@ -162,10 +162,10 @@ async fn a_strangers_lease_cannot_speak(db: TestDatabase) {
     scoped.create(new.clone()).await.unwrap();
     let stranger = LeaseToken::new();
     assert_eq!(system.finish(finish(new.id, stranger, result("zombie"), at(1))).await.unwrap(), Ended::Refused);
-    let note = |token| Note { task: new.id, token, message: "hello".to_owned(), progress: None, now: at(1) };
+    let note = |token| Note { task: new.id, token, message: Some("hello".to_owned()), progress: None, now: at(1) };
     assert!(system.note(note(stranger)).await.unwrap().is_none());
     assert!(system.claim_of(new.id, stranger).await.unwrap().is_none());
-    assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("queued"));
+    assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("running"));
     assert!(system.note(note(token)).await.unwrap().is_some());
     assert_eq!(system.claim_of(new.id, token).await.unwrap().unwrap().lease.attempt, 1);
     assert!(matches!(system.finish(finish(new.id, token, result("owner"), at(2))).await.unwrap(), Ended::Done(_)));
@@ -178,8 +178,8 @@ async fn messages_move_the_time_only_when_they_differ(db: TestDatabase) {
     let system = db.store.system();
     let (new, token) = claimed_task(at(0), NodeId::new());
     scoped.create(new.clone()).await.unwrap();
-    let note = |message: &str, now| Note { task: new.id, token, message: message.to_owned(), progress: None, now };
-    assert!(system.note(note("queued", at(5))).await.unwrap().is_some());
+    let note = |message: &str, now| Note { task: new.id, token, message: Some(message.to_owned()), progress: None, now };
+    assert!(system.note(note("running", at(5))).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().updated, at(0));
     assert!(system.note(note("half", at(6))).await.unwrap().is_some());
     let task = scoped.get(new.id).await.unwrap().unwrap();
@@ -201,7 +201,7 @@ async fn times_never_go_back(db: TestDatabase) {
     let (_, scoped) = caller(&db.store, "a").await;
     let (new, token) = claimed_task(at(100), NodeId::new());
     scoped.create(new.clone()).await.unwrap();
-    let note = Note { task: new.id, token, message: "from the past".to_owned(), progress: None, now: at(1) };
+    let note = Note { task: new.id, token, message: Some("from the past".to_owned()), progress: None, now: at(1) };
     assert!(db.store.system().note(note).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().updated.micros(), at(100).micros() + 1);
     let Ended::Done(task) = db.store.system().finish(finish(new.id, token, result("x"), at(2))).await.unwrap() else {
@@ -214,10 +214,9 @@ async fn unstorable_text_is_made_storable(db: TestDatabase) {
     let (_, scoped) = caller(&db.store, "a\0b").await;
     let (mut new, token) = claimed_task(at(0), NodeId::new());
     new.tool = "to\0ol".to_owned();
-    new.message = "\0".to_owned();
     scoped.create(new.clone()).await.unwrap();
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().tool, "to\u{FFFD}ol");
-    let note = Note { task: new.id, token, message: "a\0b".to_owned(), progress: None, now: at(1) };
+    let note = Note { task: new.id, token, message: Some("a\0b".to_owned()), progress: None, now: at(1) };
     assert!(db.store.system().note(note).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().message.as_deref(), Some("a\u{FFFD}b"));
 }

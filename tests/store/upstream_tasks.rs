@@ -44,7 +44,7 @@ async fn a_handed_over_call_is_known_to_later_attempts(db: TestDatabase) {
         now: at(2),
     };
     assert!(work.system.release(release).await.unwrap());
-    let claims = work.system.claim(judge, vec![LeaseToken::new()], "running", at(3)).await.unwrap();
+    let claims = work.system.claim(judge, vec![LeaseToken::new()], at(3)).await.unwrap();
     assert_eq!((claims[0].lease.attempt, claims[0].handed_over.clone()), (1, Some(theirs("one"))));
     // The upstream may have lost it: handed over anew.
     let anew = UpstreamTask { session: None, ..theirs("two") };

@@ -19,7 +19,6 @@ pub fn new_task(id: TaskId, created: Timestamp, claim: Option<(NodeId, LeaseToke
         upstream: "upstream".to_owned(),
         upstream_tool: "tool".to_owned(),
         params: RawJson::trusted(r#"{"name":"tool","arguments":{}}"#),
-        message: "queued".to_owned(),
         created,
         granted: Ttl::Milliseconds(3_600_000),
         hard_end: created + Duration::from_secs(26 * 3600),

@@ -10,7 +10,6 @@ use crate::domain::lease::RestartPolicy;
 use crate::domain::round::RequestDigest;
 use crate::domain::work::{CallKey, NewTask};
 use crate::engine::call::plain_call;
-use crate::engine::create::RUNNING;
 use crate::engine::promote::{MakeRow, Run, Stored, Turned, Work};
 use crate::engine::streams::{Asked, Stream};
 use crate::engine::{Caller, Engine, Refusal, ToolCall};
@@ -62,7 +61,6 @@ impl Engine {
                 upstream: upstream.clone().unwrap_or_default(),
                 upstream_tool: name,
                 params: params.clone(),
-                message: RUNNING.to_owned(),
                 created,
                 granted: engine.rules.ttl.grant(Some(0), None),
                 hard_end: engine.rules.ttl.hard_end(created),

@@ -233,7 +233,7 @@ impl Engine {
             not_before: now,
             counted: false,
             keep_inputs: claim.handed_over.as_ref().is_some_and(UpstreamTask::outlives_us),
-            message: format!("{}: {why}", super::QUEUED),
+            message: format!("{}: {why}", crate::domain::task::QUEUED),
             now,
         }
     }

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use crate::domain::json::RawJson;
 use crate::domain::work::Claim;
 use crate::engine::Engine;
-use crate::engine::create::RUNNING;
 use crate::engine::streams::progress_of;
 use crate::executor::Event;
 use crate::store::Note;
@@ -22,8 +21,8 @@ const NOTE_INTERVAL: Duration = Duration::from_millis(500);
 struct Notes<'a> {
     engine: &'a Engine,
     claim: &'a Claim,
-    /// What the status says now.
-    message: String,
+    /// What the work has said.
+    message: Option<String>,
     /// What attempts before this one said, once it was looked up.
     before: Option<Before>,
     pending: Option<Pending>,
@@ -47,7 +46,7 @@ impl Engine {
     pub(super) async fn write_notes(self: Arc<Self>, claim: Claim, mut events: mpsc::Receiver<Event>) {
         let mut due = Instant::now();
         let mut notes =
-            Notes { engine: &self, claim: &claim, message: RUNNING.to_owned(), before: None, pending: None };
+            Notes { engine: &self, claim: &claim, message: None, before: None, pending: None };
         loop {
             // With something in hand, wait for what is newer only until it is due.
             let event = match &notes.pending {
@@ -112,7 +111,7 @@ impl Notes<'_> {
     async fn write(&mut self) -> bool {
         let Some(Pending { message, progress }) = self.pending.take() else { return true };
         if let Some(message) = message {
-            self.message = self.engine.status_message(&message);
+            self.message = Some(self.engine.status_message(&message));
         }
         let (value, params) = progress.unzip();
         let note = Note {

@@ -12,7 +12,7 @@ use crate::domain::clock::Timestamp;
 use crate::domain::context::AuthContext;
 use crate::domain::ids::{SessionId, StreamId, TaskId};
 use crate::domain::session::SessionStream;
-use crate::domain::task::Task;
+use crate::domain::task::{Status, Task};
 use crate::engine::{Caller, Engine, Refusal};
 
 use super::plain::Asked;
@@ -30,6 +30,10 @@ pub struct Resume {
 /// Within this the clocks of two nodes agree: of what happened in so short a time after an event on another node it is not known
 /// whether it came before that.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
+
+/// Most waits that are shorter than this are over before anything could be said on their streams: they are not worth a question
+/// to the database.
+const SHORT_WAIT: Duration = Duration::from_millis(20);
 
 impl Resume {
     /// What happened at this time or later the client has not seen: the numbers of events are times.
@@ -199,14 +203,24 @@ impl Engine {
             taken?;
             self.streams.is_ready(place.key);
         }
+        self.tend_result_stream(task, opened.key);
+        Ok(opened)
+    }
+
+    /// What a new stream has to be told besides what happens from now on.
+    fn tend_result_stream(self: &Arc<Self>, task: Task, key: u64) {
         let engine = Arc::clone(self);
         lifecycle::spawn("offer", async move {
-            engine.offer_of(task.context, task.id).await;
-            if let Some(session) = task.session {
+            // What is asked from now on is offered when it is asked, or by the next gathered look.
+            if task.status == Status::InputRequired {
+                engine.offer_of(task.context, task.id).await;
+            }
+            let Some(session) = task.session else { return };
+            tokio::time::sleep(SHORT_WAIT).await;
+            if engine.streams.has_result_stream(task.id, key) {
                 engine.look_for_session_stream(task.context, session).await;
             }
         });
-        Ok(opened)
     }
 
     fn register_result_stream(self: &Arc<Self>, caller: &Caller, task: &Task, resume: Option<Resume>) -> Place {
@@ -307,6 +321,10 @@ impl Streams {
     fn is_ready(&self, key: u64) {
         self.lock().is_ready(key);
         self.settled.notify_waiters();
+    }
+
+    fn has_result_stream(&self, task: TaskId, key: u64) -> bool {
+        self.lock().results.get(&task).is_some_and(|streams| streams.iter().any(|stream| stream.key == key))
     }
 
     pub(super) fn end_session(&self, session: SessionId) {

@@ -10,7 +10,8 @@ pub const NEWS: &str = news! {
         NULL::bigint AS granted_ttl, NULL::bigint AS poll_interval, NULL::bigint AS expires,
         NULL::text AS tool, NULL::text AS message, NULL::text AS progress_token, NULL::text AS progress,
         NULL::text AS params, NULL::text AS client_task, NULL::text AS subject, NULL::text AS payload,
-        NULL::uuid AS delivery, NULL::uuid AS holder, NULL::bigint AS progress_at
+        NULL::uuid AS delivery, NULL::uuid AS holder, NULL::bigint AS progress_at,
+        NULL::bigint AS claimed
     FROM unnest($1::uuid[]) AS w (id)
     WHERE NOT EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id)",
     // A list of ids is one array.
@@ -24,7 +25,7 @@ pub const NEWS: &str = news! {
     held_ids: "unnest($4::uuid[]) AS w (id)",
     input_ids: "unnest($5::uuid[]) AS w (id)",
     // Passes over a NULL.
-    last_change: "GREATEST(t.updated, t.progress_at)",
+    last_change: "GREATEST(t.updated, t.progress_at, c.claimed)",
     // Here `IS NOT` is for NULL and truth values alone.
     is_not: "IS DISTINCT FROM",
     // In bytes, as the bound is.

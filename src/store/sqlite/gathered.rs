@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use super::Many;
-use crate::store::sql::{Arg, Args, claim_columns, task_columns, unconfirmed};
+use crate::store::sql::{Arg, Args, claim_columns, running, task_columns, unconfirmed};
 
 /// By this a statement is known as one for a whole batch.
 const ROWS: &str = "json_each($1)";
@@ -36,16 +36,16 @@ pub const CREATE: Many = &[
     concat!(
         batch!(
             "unhex(v->>0) AS id, unhex(v->>1) AS context, unhex(v->>2) AS session, v->>3 AS tool, v->>4 AS upstream,
-            v->>5 AS upstream_tool, v->>6 AS message, v->>7 AS created, v->>8 AS granted_ttl, v->>9 AS poll_interval,
-            v->>10 AS restart, v->>11 AS attempts_allowed, v->>12 AS run_limit, v->>13 AS capabilities,
-            v->>14 AS progress_token, v->>19 AS idempotency_key, v->>20 AS digest, v->>21 AS parked"
+            v->>5 AS upstream_tool, v->>6 AS created, v->>7 AS granted_ttl, v->>8 AS poll_interval,
+            v->>9 AS restart, v->>10 AS attempts_allowed, v->>11 AS run_limit, v->>12 AS capabilities,
+            v->>13 AS progress_token, v->>18 AS idempotency_key, v->>19 AS digest, v->>20 AS parked"
         ),
         "INSERT INTO tasks (
-            id, context, session, tool, upstream, upstream_tool, message, created, updated, status,
+            id, context, session, tool, upstream, upstream_tool, created, updated, status,
             granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
             idempotency_key, digest, parked
         )
-        SELECT id, context, session, tool, upstream, upstream_tool, message, created, created, 0,
+        SELECT id, context, session, tool, upstream, upstream_tool, created, created, 0,
             granted_ttl, poll_interval, restart, attempts_allowed, run_limit, capabilities, progress_token,
             idempotency_key, digest, parked
         FROM w WHERE true
@@ -54,14 +54,14 @@ pub const CREATE: Many = &[
     ),
     // Ids are made for the batch: those that are there were made by it.
     concat!(
-        batch!("unhex(v->>0) AS id, COALESCE($2, v->>15) AS params"),
+        batch!("unhex(v->>0) AS id, COALESCE($2, v->>14) AS params"),
         "INSERT INTO task_requests (task, params)
         SELECT id, params FROM w WHERE EXISTS (SELECT 1 FROM tasks t WHERE t.id = w.id)"
     ),
     concat!(
         batch!(
-            "unhex(v->>0) AS id, unhex(v->>1) AS context, unhex(v->>2) AS session, v->>7 AS created, unhex(v->>16) AS node,
-            unhex(v->>17) AS token, v->>18 AS hard_end, v->>22 AS tenant, v->>23 AS tool"
+            "unhex(v->>0) AS id, unhex(v->>1) AS context, unhex(v->>2) AS session, v->>6 AS created, unhex(v->>15) AS node,
+            unhex(v->>16) AS token, v->>17 AS hard_end, v->>21 AS tenant, v->>22 AS tool"
         ),
         "INSERT INTO task_live (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
         SELECT id, session, node, token, CASE WHEN node IS NULL THEN 0 ELSE 1 END, created,
@@ -77,7 +77,10 @@ pub const END: Many = &[
             "unhex(v->>0) AS id, unhex(v->>1) AS context, unhex(v->>2) AS lease, v->>3 AS status, v->>4 AS message,
             v->>5 AS now"
         ),
-        "UPDATE tasks SET status = w.status, ended = w.now, updated = MAX(w.now, updated + 1), message = CASE
+        "UPDATE tasks SET status = w.status, ended = w.now,
+            updated = MAX(w.now, updated + 1, COALESCE((
+                SELECT l.claimed + 1 FROM task_live l WHERE l.task = w.id AND tasks.message IS NULL), 0)),
+            message = CASE
             WHEN w.lease IS NULL AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id AND l.node IS NOT NULL)
             THEN w.message || ",
         unconfirmed!(),
@@ -86,7 +89,7 @@ pub const END: Many = &[
         WHERE tasks.id = w.id AND tasks.status IN (0, 1) AND (w.context IS NULL OR tasks.context = w.context)
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id AND (w.lease IS NULL OR l.token = w.lease))
         RETURNING id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
-            progress_token, progress, progress_at, NULL AS expires"
+            progress_token, progress, progress_at, NULL AS expires, NULL AS claimed"
     ),
     concat!(
         batch!("unhex(v->>0) AS id, v->>6 AS expires, COALESCE($2, v->>7) AS outcome, unhex(v->>8) AS writer"),
@@ -111,7 +114,7 @@ pub const END: Many = &[
 
 pub const TAKE: Many = &[
     concat!(
-        batch!("unhex(v->>0) AS id, unhex(v->>1) AS node, unhex(v->>2) AS token, v->>4 AS now"),
+        batch!("unhex(v->>0) AS id, unhex(v->>1) AS node, unhex(v->>2) AS token, v->>3 AS now"),
         "UPDATE task_live SET node = w.node, token = w.token, claimed = w.now,
             attempt = MIN(attempt, 2147483646) + 1,
             context = CASE context WHEN x'00000000000000000000000000000000'
@@ -121,10 +124,12 @@ pub const TAKE: Many = &[
         RETURNING task AS id"
     ),
     concat!(
-        batch!("unhex(v->>0) AS id, unhex(v->>2) AS token, v->>3 AS message, v->>4 AS now"),
-        "UPDATE tasks SET message = w.message, updated = MAX(w.now, updated + 1)
+        batch!("unhex(v->>0) AS id, unhex(v->>2) AS token"),
+        "UPDATE tasks SET message = NULL
         FROM w
-        WHERE tasks.id = w.id AND tasks.status = 0 AND tasks.message IS NOT w.message
+        WHERE tasks.id = w.id AND tasks.status = 0 AND tasks.message <> ",
+        running!(),
+        "
             AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id AND l.token = w.token)"
     ),
 ];
@@ -256,7 +261,7 @@ mod tests {
     #[test]
     fn a_large_text_is_no_part_of_the_json() {
         let large = "x".repeat(LARGE + 1);
-        for (statement, at, count) in [(CREATE, 15, 24), (END, 7, 9)] {
+        for (statement, at, count) in [(CREATE, 14, 23), (END, 7, 9)] {
             let mut row = vec![Arg::Text(Some("small".into())); count];
             row[at] = Arg::Text(Some(large.as_str().into()));
             let apart = arguments(statement, vec![row.clone()]).unwrap();

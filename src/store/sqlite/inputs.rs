@@ -14,7 +14,8 @@ pub const ASKED_BEFORE: Many = &["
     ORDER BY (id = $2 OR asked_as IS $2) DESC, created, id LIMIT 1"];
 
 pub const ASK: Many = &[
-    "UPDATE tasks SET status = 1, message = $7, updated = MAX($8, updated + 1)
+    "UPDATE tasks SET status = 1, message = $7,
+        updated = MAX($8, updated + 1, COALESCE((SELECT l.claimed + 1 FROM task_live l WHERE l.task = $1 AND message IS NULL), 0))
     WHERE id = $1 AND status IN (0, 1) AND EXISTS (SELECT 1 FROM task_live l WHERE l.task = $1 AND l.token = $3)
         AND (SELECT COUNT(*) FROM task_inputs i WHERE i.task = $1) < $9
     RETURNING id",

@@ -26,7 +26,7 @@ pub const NEWS: &str = news! {
         NULL AS granted_ttl, NULL AS poll_interval, NULL AS expires,
         NULL AS tool, NULL AS message, NULL AS progress_token, NULL AS progress,
         NULL AS params, NULL AS client_task, NULL AS subject, NULL AS payload,
-        NULL AS delivery, NULL AS holder, NULL AS progress_at
+        NULL AS delivery, NULL AS holder, NULL AS progress_at, NULL AS claimed
     FROM task_ids w
     WHERE NOT EXISTS (SELECT 1 FROM task_live l WHERE l.task = w.id)",
     // Those that were cut above.
@@ -38,7 +38,7 @@ pub const NEWS: &str = news! {
     held_ids: "held_ids w",
     input_ids: "input_ids w",
     // Of several values one of which is NULL, the largest is NULL.
-    last_change: "MAX(t.updated, COALESCE(t.progress_at, 0))",
+    last_change: "MAX(t.updated, COALESCE(t.progress_at, 0), COALESCE(c.claimed, 0))",
     // Compares any two values.
     is_not: "IS NOT",
     // Of a text, `length` would count the characters.
