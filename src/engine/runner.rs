@@ -34,6 +34,8 @@ use self::slots::{Seat, Slots};
 const LOOK: Duration = Duration::from_secs(1);
 /// Most claims of one round, so that nodes share a backlog.
 const ROUND: usize = 64;
+/// A claim costs the same for one slot as for many: with a backlog, what is freed within this time is claimed together.
+const GATHER: Duration = Duration::from_millis(5);
 /// How long a claim is looked for of which this node has not heard.
 const DOUBTED: Duration = Duration::from_secs(120);
 /// How often waiting tasks are told their place.
@@ -266,6 +268,9 @@ impl Engine {
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
+            if self.runner.waiting.load(Ordering::SeqCst) && self.runner.slots.free() < ROUND as i64 {
+                tokio::time::sleep(GATHER).await;
+            }
             let due = announced.is_none_or(|last| last.elapsed() >= ANNOUNCE);
             if due && [&self.runner.waiting, &self.runner.held_back].iter().any(|flag| flag.load(Ordering::SeqCst)) {
                 announced = Some(Instant::now());
@@ -325,7 +330,9 @@ impl Engine {
             if got == wanted || taken.is_short {
                 self.runner.waiting.store(true, Ordering::SeqCst);
             }
-            if got < wanted && (got == 0 || !taken.is_short) {
+            // Slots that were freed meanwhile are not claimed for one by one.
+            let is_over = if got < wanted { got == 0 || !taken.is_short } else { wanted < ROUND };
+            if is_over {
                 return Ok(claimed);
             }
         }
@@ -367,10 +374,12 @@ impl Engine {
     pub(super) fn adopt(self: &Arc<Self>, claim: Claim, slot: Slot, begun: Begun) -> Arc<TaskHost> {
         let (attempting, orders) = self.begin_attempt(&claim, slot);
         let host = Arc::new(TaskHost::new(self, &claim, &attempting.seat));
-        let its = (Arc::clone(&host), self.take_notes(&claim, &host));
-        lifecycle::spawn("attempt", async move {
-            attempting.engine.follow_begun(&claim, begun, its, &orders).await;
-            drop(attempting);
+        lifecycle::spawn("attempt", {
+            let host = Arc::clone(&host);
+            async move {
+                attempting.engine.follow_begun(&claim, begun, host, &orders).await;
+                drop(attempting);
+            }
         });
         host
     }

@@ -82,7 +82,8 @@ dialect! {
         RELEASE,
         /// Messages of waiting tasks.
         NOTE_WAITING,
-        /// The oldest tasks due at `$3` of lanes (context and tool), at most `$4` of each, which is the same for all.
+        /// The oldest tasks due at `$3` of lanes (context and tool), at most `$4` of each, which is the same for all. From `$5` on,
+        /// where the lane begins: what was taken before it is gone and yet in the index.
         WAITING_IN,
         /// The same, locked for the claim. SQLite has no row locks: its one writer holds the whole database.
         PICK_WAITING,
@@ -159,6 +160,8 @@ dialect! {
     const WATCH: Option<&'static str>;
     /// How often it is worth asking whether something changed.
     const WATCH_INTERVAL: Duration;
+    /// Has a connection plan its statements anew, where it keeps plans.
+    const FORGET_PLANS: Option<&'static str>;
     /// Says `$1` to all who listen, if there is such a thing.
     const NOTIFY: Option<&'static str>;
     /// How long a statement may take before its connection is given up.

@@ -48,6 +48,10 @@ pub fn service_options(options: &DatabaseOptions, target: &PgConnectOptions) -> 
         // A batch locks its rows in the order of their ids, which a join keeps that goes through them one by one or sorts
         // them. A hashed one would take them as they lie on the disk, and two batches could wait for each other.
         ("enable_hashjoin", "off"),
+        // Plans are made while a table has few rows, and kept while it grows: one that goes through all of them, or sorts them,
+        // does so for each batch later.
+        ("enable_mergejoin", "off"),
+        ("enable_seqscan", "off"),
     ])
 }
 

@@ -34,10 +34,10 @@ macro_rules! waiting_in {
     ($lock:literal) => {
         concat!(
             "SELECT w.context, w.tool, p.task, p.not_before
-             FROM unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[]) AS w (context, tool, now, most)
+             FROM unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[]) AS w (context, tool, now, most, since)
              CROSS JOIN LATERAL (
                 SELECT l.task, l.not_before FROM task_live l
-                WHERE l.node IS NULL AND (l.context, l.tool) >= (w.context, w.tool)
+                WHERE l.node IS NULL AND (l.context, l.tool, l.not_before) >= (w.context, w.tool, w.since)
                     AND (l.context, l.tool, l.not_before) <= (w.context, w.tool, w.now)
                 ORDER BY l.context, l.tool, l.not_before, l.task LIMIT ($4::bigint[])[1] ",
             $lock,
@@ -48,7 +48,7 @@ macro_rules! waiting_in {
 
 /// See [`Dialect::CREATE`].
 macro_rules! create {
-    ($unless_taken:literal) => {
+    ($unless_taken:literal, $made:literal) => {
         concat!(
             "
             WITH new AS MATERIALIZED (
@@ -76,19 +76,27 @@ macro_rules! create {
             "
                 RETURNING id
             ), asked AS (
-                INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n JOIN made m ON m.id = n.id
+                INSERT INTO task_requests (task, params) SELECT n.id, n.params FROM new n",
+            $made,
+            "
             ), live AS (
                 INSERT INTO task_live
                     (task, session, node, token, attempt, not_before, claimed, hard_end, context, tenant, tool)
                 SELECT n.id, n.session, n.node, n.token, CASE WHEN n.node IS NULL THEN 0 ELSE 1 END, n.created,
                     CASE WHEN n.node IS NULL THEN NULL ELSE n.created END, n.hard_end, n.context, n.counted_tenant, n.counted_tool
-                FROM new n JOIN made m ON m.id = n.id
+                FROM new n",
+            $made,
+            "
             )
             SELECT id FROM made"
         )
     };
 }
 
+/// A plan is made while a table has few rows, and kept while it grows: one that goes through all of them would do so for each
+/// batch later. So rows are found by `= ANY (ARRAY[id])`, which only an index on the id can do (`service_options` leaves it no
+/// other way), and what else a condition says is put so that it fits no partial index.
+///
 /// Locking order, so that no two statements wait for each other: live rows first, by task id, in which order a batch's rows
 /// come and its plan goes through them (see `service_options`); a row of `tasks` only under the lock of its live row. The row
 /// by which claims count alone comes before all of them.
@@ -99,11 +107,13 @@ impl Dialect for PostgresDialect {
     /// One message, so that the settings cost no round trip. They are those of `service_options`, which says why.
     const BEGIN_POOLED: &'static str = "BEGIN; SET LOCAL statement_timeout = 6000; \
         SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL jit = off; \
-        SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off";
+        SET LOCAL random_page_cost = 1.1; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; \
+        SET LOCAL enable_mergejoin = off; SET LOCAL enable_seqscan = off";
     const MANY_IS_SEVERAL_STATEMENTS: bool = false;
     const TAKE_ANSWERS_CLAIMS: bool = true;
     const WATCH: Option<&'static str> = None;
     const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+    const FORGET_PLANS: Option<&'static str> = Some("DISCARD PLANS");
     const NOTIFY: Option<&'static str> = Some(listen::NOTIFY);
     const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -126,12 +136,16 @@ impl Dialect for PostgresDialect {
 
     const LOST: &'static str = lost!(clock!());
 
-    // Whether a key is taken is not asked where there is none: each row would be written as one that may be taken back.
-    const CREATE: Many = &[create!("")];
-    const CREATE_KEYED: Many =
-        &[create!("ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING")];
+    // Whether a key is taken is not asked where there is none: each row would be written as one that may be taken back. And
+    // all are made, or none is: a join with those that were would go through them for each.
+    const CREATE: Many = &[create!("", "")];
+    const CREATE_KEYED: Many = &[create!(
+        "ON CONFLICT (context, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING",
+        " JOIN made m ON m.id = n.id"
+    )];
 
-    // The questions of the ended are found by an array: a join may begin with all open questions there are.
+    // The batch goes through the statement as a chain: a join of two of its parts would go through one for each row of the
+    // other. The questions of the ended are found by an array: a join may begin with all open questions there are.
     const END: Many = &[concat!(
         "WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest(
@@ -140,29 +154,27 @@ impl Dialect for PostgresDialect {
             ) AS w (id, context, lease, status, message, now, expires, outcome, writer)
         ), gone AS (
             DELETE FROM task_live l USING wanted w
-            WHERE l.task = w.id AND (w.lease IS NULL OR w.lease = l.token) AND EXISTS (
-                SELECT 1 FROM tasks t
-                WHERE t.id = w.id AND t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context))
-            RETURNING l.task, l.attempt, l.claimed, l.open_inputs,
-                w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
+            WHERE l.task = ANY (ARRAY[w.id]) AND (w.lease IS NULL OR w.lease = l.token) AND (
+                SELECT t.status IN (0, 1) AND (w.context IS NULL OR w.context = t.context) FROM tasks t WHERE t.id = w.id)
+            RETURNING l.attempt, l.claimed, l.open_inputs, w.*, w.lease IS NULL AND l.node IS NOT NULL AS unconfirmed
         ), done AS (
             UPDATE tasks t
-            SET status = w.status, message = CASE WHEN g.unconfirmed THEN w.message || ",
+            SET status = g.status, message = CASE WHEN g.unconfirmed THEN g.message || ",
         unconfirmed!(),
-        " ELSE w.message END,
-                ended = w.now, 
-                updated = GREATEST(w.now, t.updated + 1, CASE WHEN t.message IS NULL THEN g.claimed + 1 END)
-            FROM wanted w JOIN gone g ON g.task = w.id
-            WHERE t.id = w.id AND t.status IN (0, 1)
+        " ELSE g.message END,
+                ended = g.now,
+                updated = GREATEST(g.now, t.updated + 1, CASE WHEN t.message IS NULL THEN g.claimed + 1 END)
+            FROM gone g
+            WHERE t.id = ANY (ARRAY[g.id]) AND t.status IN (0, 1)
             RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl,
-                t.poll_interval, t.session, t.progress_token, t.progress, t.progress_at, w.expires, w.outcome, w.writer,
+                t.poll_interval, t.session, t.progress_token, t.progress, t.progress_at, g.expires, g.outcome, g.writer,
                 g.attempt, g.open_inputs
         ), kept AS (
             INSERT INTO task_outcomes (task, token, attempt, expires, outcome)
             SELECT id, writer, attempt, expires, outcome FROM done
         ), withdrawn AS (
             UPDATE task_inputs SET state = 3, node = NULL
-            WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state = 0
+            WHERE task = ANY (ARRAY(SELECT id FROM done WHERE open_inputs > 0)) AND state < 1
         )
         SELECT id, context, tool, status, message, created, updated, granted_ttl, poll_interval, session,
             progress_token, progress, progress_at, expires, NULL::bigint AS claimed
@@ -173,8 +185,8 @@ impl Dialect for PostgresDialect {
         "SELECT ",
         task_columns!(),
         " FROM unnest($1::uuid[], $2::uuid[]) AS w (id, token)
-          JOIN task_outcomes o ON o.task = w.id AND o.token = w.token
-          JOIN tasks t ON t.id = w.id"
+          JOIN task_outcomes o ON o.task = ANY (ARRAY[w.id]) AND o.token = w.token
+          JOIN tasks t ON t.id = ANY (ARRAY[w.id])"
     )];
 
     const NOTE: Many = &[concat!(
@@ -184,8 +196,8 @@ impl Dialect for PostgresDialect {
                 AS w (id, lease, message, progress, now)
         ), locked AS MATERIALIZED (
             SELECT l.task, l.claimed, w.message, w.progress, w.now
-            FROM task_live l JOIN wanted w ON w.id = l.task AND w.lease = l.token
-            ORDER BY l.task FOR UPDATE OF l
+            FROM wanted w JOIN task_live l ON l.task = ANY (ARRAY[w.id]) AND w.lease = l.token
+            ORDER BY w.id FOR UPDATE OF l
         )
         UPDATE tasks t
         SET message = CASE t.status WHEN 1 THEN t.message ELSE COALESCE(k.message, t.message) END,
@@ -197,7 +209,7 @@ impl Dialect for PostgresDialect {
                 THEN GREATEST(k.now, t.updated + 1, CASE WHEN t.message IS NULL THEN k.claimed + 1 END)
                 ELSE GREATEST(t.updated, CASE WHEN t.message IS NULL THEN k.claimed END) END
         FROM locked k
-        WHERE t.id = k.task AND t.status IN (0, 1)
+        WHERE t.id = ANY (ARRAY[k.task]) AND t.status IN (0, 1)
         RETURNING t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval,
             t.session, t.progress_token, t.progress, t.progress_at, NULL::bigint AS expires, k.claimed"
     )];
@@ -213,25 +225,25 @@ impl Dialect for PostgresDialect {
             SET node = NULL, token = NULL, claimed = NULL, not_before = w.not_before,
                 attempt = GREATEST(0, l.attempt - w.uncounted),
                 open_inputs = CASE WHEN w.keeps = 1 THEN l.open_inputs ELSE 0 END
-            FROM wanted w JOIN task_live before ON before.task = w.id
-            WHERE l.task = w.id AND l.token = w.lease
+            FROM wanted w JOIN task_live before ON before.task = ANY (ARRAY[w.id])
+            WHERE l.task = ANY (ARRAY[w.id]) AND l.token = w.lease
             RETURNING l.task, before.claimed, w.keeps, w.message, w.now
         ), withdrawn AS (
             UPDATE task_inputs SET state = 3, node = NULL
-            WHERE task = ANY (ARRAY(SELECT task FROM released WHERE keeps = 0)) AND state = 0
+            WHERE task = ANY (ARRAY(SELECT task FROM released WHERE keeps = 0)) AND state < 1
         ), back AS (
             UPDATE tasks t SET status = 0, message = k.message, updated = GREATEST(k.now, t.updated + 1)
             FROM released k
-            WHERE k.keeps = 0 AND t.id = k.task AND t.status = 1
+            WHERE k.keeps = 0 AND t.id = ANY (ARRAY[k.task]) AND t.status = 1
         ), changed AS (
             UPDATE tasks t SET message = k.message, updated = CASE WHEN k.message = COALESCE(t.message, ",
         running!(),
         ") THEN GREATEST(t.updated, CASE WHEN t.message IS NULL THEN k.claimed END)
                 ELSE GREATEST(k.now, t.updated + 1, CASE WHEN t.message IS NULL THEN k.claimed + 1 END) END
             FROM released k
-            WHERE t.id = k.task AND t.status = 0 AND t.message IS DISTINCT FROM k.message
+            WHERE t.id = ANY (ARRAY[k.task]) AND t.status = 0 AND t.message IS DISTINCT FROM k.message
         )
-        SELECT k.task AS id, t.session FROM released k LEFT JOIN tasks t ON t.id = k.task"
+        SELECT k.task AS id, t.session FROM released k LEFT JOIN tasks t ON t.id = ANY (ARRAY[k.task])"
     )];
 
     const NOTE_WAITING: Many = &[concat!(
@@ -240,13 +252,13 @@ impl Dialect for PostgresDialect {
             SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS w (id, message, now)
         ), locked AS MATERIALIZED (
             SELECT l.task, w.message, w.now
-            FROM task_live l JOIN wanted w ON w.id = l.task
-            WHERE l.node IS NULL
-            ORDER BY l.task FOR UPDATE OF l SKIP LOCKED
+            FROM wanted w JOIN task_live l ON l.task = ANY (ARRAY[w.id])
+            WHERE l.token IS NULL
+            ORDER BY w.id FOR UPDATE OF l SKIP LOCKED
         )
         UPDATE tasks t SET message = k.message, updated = GREATEST(k.now, t.updated + 1)
         FROM locked k
-        WHERE t.id = k.task AND t.status = 0 AND k.message <> COALESCE(t.message, ",
+        WHERE t.id = ANY (ARRAY[k.task]) AND t.status = 0 AND k.message <> COALESCE(t.message, ",
         queued!(),
         ")
         RETURNING t.id"
@@ -289,37 +301,38 @@ impl Dialect for PostgresDialect {
                 context = CASE l.context WHEN '00000000-0000-0000-0000-000000000000'
                     THEN COALESCE((SELECT t.context FROM tasks t WHERE t.id = l.task), l.context) ELSE l.context END
             FROM wanted w
-            WHERE l.task = w.id AND l.node IS NULL
+            WHERE l.task = ANY (ARRAY[w.id]) AND l.token IS NULL
             RETURNING l.*
         ), silent AS (
-            UPDATE tasks t SET message = NULL FROM taken k WHERE t.id = k.task AND t.status = 0 AND t.message <> ",
+            UPDATE tasks t SET message = NULL FROM taken k
+            WHERE t.id = ANY (ARRAY[k.task]) AND t.status = 0 AND t.message <> ",
         running!(),
         "
         )
         SELECT ",
         claim_columns!(),
         " FROM taken l
-          LEFT JOIN tasks t ON t.id = l.task
-          LEFT JOIN task_requests r ON r.task = l.task
-          LEFT JOIN upstream_tasks u ON u.task = l.task"
+          LEFT JOIN tasks t ON t.id = ANY (ARRAY[l.task])
+          LEFT JOIN task_requests r ON r.task = ANY (ARRAY[l.task])
+          LEFT JOIN upstream_tasks u ON u.task = ANY (ARRAY[l.task])"
     )];
 
     const CLAIMS: Many = &[concat!(
         "SELECT ",
         claim_columns!(),
         " FROM unnest($1::uuid[], $2::uuid[]) AS w (id, token)
-          JOIN task_live l ON l.task = w.id AND l.token = w.token
-          LEFT JOIN tasks t ON t.id = l.task
-          LEFT JOIN task_requests r ON r.task = l.task
-          LEFT JOIN upstream_tasks u ON u.task = l.task"
+          JOIN task_live l ON l.task = ANY (ARRAY[w.id]) AND l.token = w.token
+          LEFT JOIN tasks t ON t.id = ANY (ARRAY[l.task])
+          LEFT JOIN task_requests r ON r.task = ANY (ARRAY[l.task])
+          LEFT JOIN upstream_tasks u ON u.task = ANY (ARRAY[l.task])"
     )];
 
     const FIND: Many = &[concat!(
         "SELECT ",
         task_columns!(),
         " FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
-          JOIN tasks t ON t.context = w.context AND t.id = w.id AND t.parked = 0
-          LEFT JOIN task_outcomes o ON o.task = t.id"
+          JOIN tasks t ON t.id = ANY (ARRAY[w.id]) AND (t.context = w.context) IS TRUE AND t.parked = 0
+          LEFT JOIN task_outcomes o ON o.task = ANY (ARRAY[t.id])"
     )];
 
     const FIND_OUTCOME: Many = &[concat!(
@@ -327,16 +340,16 @@ impl Dialect for PostgresDialect {
         task_columns!(),
         ", o.outcome
           FROM unnest($1::uuid[], $2::uuid[]) AS w (context, id)
-          JOIN tasks t ON t.context = w.context AND t.id = w.id AND t.parked = 0
-          LEFT JOIN task_outcomes o ON o.task = t.id"
+          JOIN tasks t ON t.id = ANY (ARRAY[w.id]) AND (t.context = w.context) IS TRUE AND t.parked = 0
+          LEFT JOIN task_outcomes o ON o.task = ANY (ARRAY[t.id])"
     )];
 
     const TASKS: Many = &[concat!(
         "SELECT ",
         task_columns!(),
         " FROM unnest($1::uuid[]) AS w (id)
-          JOIN tasks t ON t.id = w.id
-          LEFT JOIN task_outcomes o ON o.task = t.id"
+          JOIN tasks t ON t.id = ANY (ARRAY[w.id])
+          LEFT JOIN task_outcomes o ON o.task = ANY (ARRAY[t.id])"
     )];
 
     const LOCK_LIVE: Many = inputs::LOCK_LIVE;

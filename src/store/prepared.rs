@@ -129,9 +129,9 @@ mod tests {
         let lanes = plan::<SqliteDialect>(&mut connection, explain, of_queue("RECURSIVE"), lanes).await;
         let step = "SEARCH x USING INDEX task_live_lanes ((context,tool,not_before)>(?,?,?))";
         assert!(lanes.contains(step) && !lanes.contains("TEMP B-TREE"), "{lanes}");
-        let lane = args![ContextId::new(), "", 5_i64, 1_i64];
+        let lane = args![ContextId::new(), "", 5_i64, 1_i64, 0_i64];
         let lane = plan::<SqliteDialect>(&mut connection, explain, SqliteDialect::PICK_WAITING[0], lane).await;
-        assert!(lane.contains("task_live_lanes (context=? AND tool=? AND not_before<?)"), "{lane}");
+        assert!(lane.contains("task_live_lanes (context=? AND tool=? AND not_before>? AND not_before<?)"), "{lane}");
         assert!(!lane.contains("TEMP B-TREE"), "{lane}");
     }
 
@@ -158,6 +158,7 @@ mod tests {
             let pick =
                 pick.replace("$1::uuid[]", &format!("ARRAY['{context}'::uuid]")).replace("$2::text[]", "ARRAY['']");
             let pick = pick.replace("$3::bigint[]", "ARRAY[9]").replace("$4::bigint[]", "ARRAY[1]");
+            let pick = pick.replace("$5::bigint[]", "ARRAY[0]");
             let pick = plan::<PostgresDialect>(&mut connection, explain, &pick, Vec::new()).await;
             let range = "(ROW(context, tool, not_before) <= ROW(";
             assert!(pick.contains("task_live_lanes") && pick.contains(range) && !pick.contains("Sort"), "{pick}");
@@ -214,6 +215,61 @@ mod tests {
                 let plan = plan::<PostgresDialect>(&mut connection, ("EXPLAIN", "QUERY PLAN"), &end, Vec::new()).await;
                 let gone = plan.split("CTE gone").nth(1).unwrap().split("CTE done").next().unwrap();
                 assert!(!gone.contains("Hash Join") && !gone.contains("Seq Scan on task_live"), "{batch}: {plan}");
+            }
+        }
+        drop_schema(connection, &schema).await;
+    }
+
+    /// A plan that is made while a table has few rows is kept while it grows.
+    #[tokio::test]
+    async fn rows_of_a_batch_are_found_by_their_ids_however_few_there_are_on_postgres() {
+        let (mut connection, schema) = postgres().await;
+        let kinds = |sql: &str| -> Vec<(String, String)> {
+            let wanted = (1..).map(|number| format!("${number}::"));
+            let kind = |name: &String| sql.split(name.as_str()).nth(1)?.split('[').next().map(str::to_owned);
+            wanted.map_while(|name| kind(&name).map(|kind| (name, kind))).collect()
+        };
+        let statements = [
+            PostgresDialect::END,
+            PostgresDialect::TAKE,
+            PostgresDialect::CLAIMS,
+            PostgresDialect::NOTE,
+            PostgresDialect::NOTE_WAITING,
+            PostgresDialect::RELEASE,
+            PostgresDialect::FIND,
+            PostgresDialect::FIND_OUTCOME,
+            PostgresDialect::TASKS,
+            PostgresDialect::WRITTEN,
+            PostgresDialect::LOCK_LIVE,
+        ];
+        // Of one row every plan is as good as any other; connections forget their plans soon.
+        for rows in [4, 1_000] {
+            let filling = format!(
+                "INSERT INTO tasks (id, context, created, updated, status, granted_ttl, poll_interval, restart,
+                    attempts_allowed, run_limit, tool, upstream, upstream_tool, capabilities)
+                SELECT gen_random_uuid(), gen_random_uuid(), n, n, 0, 1, 1, 0, 1, 1, 't', 'u', 'v', '{{}}'
+                FROM generate_series(1, {rows}) n;
+                INSERT INTO task_live (task, attempt, not_before, hard_end, context)
+                SELECT id, 0, 1, 1, context FROM tasks ON CONFLICT DO NOTHING;
+                INSERT INTO task_inputs (id, task, context, token, kind, state, created)
+                SELECT id, id, id, id, 0, 0, 1 FROM tasks ON CONFLICT DO NOTHING;
+                ANALYZE tasks; ANALYZE task_live; ANALYZE task_inputs"
+            );
+            connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(filling))).await.unwrap();
+            for statement in statements {
+                // As for any batch: an array of which nothing is known, its elements guessed.
+                let mut sql = statement[0].to_owned();
+                for (name, kind) in kinds(statement[0]) {
+                    let array = format!("(SELECT array_agg(NULL::{kind}) FROM generate_series(1, 9))::{kind}[]");
+                    sql = sql.replace(&format!("{name}{kind}[]"), &array);
+                }
+                let plan = plan::<PostgresDialect>(&mut connection, ("EXPLAIN", "QUERY PLAN"), &sql, Vec::new()).await;
+                let lines: Vec<&str> = plan.lines().collect();
+                for (at, line) in lines.iter().enumerate() {
+                    let scans = line.contains(" Scan") && [" on tasks", " on task_"].iter().any(|on| line.contains(on));
+                    let finds = !scans || line.contains("_pkey") && lines[at + 1].contains("Index Cond:");
+                    assert!(finds || line.contains("task_inputs_by_task"), "{rows}: {line}\n{plan}");
+                }
             }
         }
         drop_schema(connection, &schema).await;

@@ -249,8 +249,8 @@ impl Round {
     ) -> std::result::Result<(), Fault> {
         let limit = i64::try_from(depth).unwrap_or(i64::MAX);
         let of = |at: &usize| {
-            let Lane { context, counted, .. } = &self.lanes[*at];
-            args![*context, counted.tool.as_str(), self.now, limit]
+            let Lane { context, counted, since, .. } = &self.lanes[*at];
+            args![*context, counted.tool.as_str(), self.now, limit, *since]
         };
         let rows = session.rows_of_many(statement, places.iter().map(of).collect()).await?;
         let mut found: HashMap<(Uuid, String), Vec<(i64, Uuid)>> = HashMap::new();

@@ -69,6 +69,7 @@ impl Dialect for SqliteDialect {
     const TAKE_ANSWERS_CLAIMS: bool = false;
     const WATCH: Option<&'static str> = Some("PRAGMA data_version");
     const WATCH_INTERVAL: Duration = Duration::from_millis(20);
+    const FORGET_PLANS: Option<&'static str> = None;
     const NOTIFY: Option<&'static str> = None;
     /// Above the busy time-out of 10 s, which must have its turn first.
     const DEADLINE: Duration = Duration::from_secs(15);
@@ -141,7 +142,7 @@ impl Dialect for SqliteDialect {
 
     const WAITING_IN: Many = &["
         SELECT context, tool, task, not_before FROM task_live
-        WHERE node IS NULL AND context = $1 AND tool = $2 AND not_before <= $3
+        WHERE node IS NULL AND context = $1 AND tool = $2 AND not_before <= $3 AND not_before >= $5
         ORDER BY not_before, task LIMIT $4"];
     const PICK_WAITING: Many = Self::WAITING_IN;
 

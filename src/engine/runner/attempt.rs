@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -19,8 +18,6 @@ use crate::executor::{Attempt, Call};
 use crate::lifecycle;
 use crate::store::{End, Ended, Finish, Release, StoreError};
 
-/// Events that may wait for the note writer; the executor drops what comes above.
-const EVENTS: usize = 64;
 /// Pauses between tries to write an end while the database is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -38,7 +35,6 @@ enum Settlement {
 /// Work under way, and whom it talks to.
 struct Dispatched {
     host: Arc<TaskHost>,
-    notes: JoinHandle<()>,
     work: JoinHandle<Attempt>,
     /// Stops the work.
     stop: CancellationToken,
@@ -82,17 +78,16 @@ impl Engine {
         &self,
         claim: &Claim,
         begun: Begun,
-        (host, notes): (Arc<TaskHost>, JoinHandle<()>),
+        host: Arc<TaskHost>,
         orders: &Orders,
     ) {
         let Begun { work, stop, left } = begun;
-        let settlement = self.watch(claim, Dispatched { host, notes, work, stop }, orders, left).await;
+        let settlement = self.watch(claim, Dispatched { host, work, stop }, orders, left).await;
         self.settle(claim, settlement).await;
     }
 
     async fn dispatch(self: &Arc<Self>, claim: &Claim, seat: &Arc<Seat>, orders: &Orders) -> Settlement {
         let host = Arc::new(TaskHost::new(self, claim, seat));
-        let notes = self.take_notes(claim, &host);
         if let Some(level) = claim.work.session.and_then(|session| self.streams.levels.of(session)) {
             self.executor.listen_from(claim.work.context, level);
         }
@@ -125,25 +120,19 @@ impl Engine {
                 }
             }
         });
-        self.watch(claim, Dispatched { host, notes, work, stop }, orders, claim.work.run_limit).await
-    }
-
-    /// Begins to write down what the work says of its progress.
-    pub(super) fn take_notes(self: &Arc<Self>, claim: &Claim, host: &TaskHost) -> JoinHandle<()> {
-        let (events, taken) = mpsc::channel(EVENTS);
-        host.writes_to(events);
-        lifecycle::spawn("notes", Arc::clone(self).write_notes(claim.clone(), taken))
+        self.watch(claim, Dispatched { host, work, stop }, orders, claim.work.run_limit).await
     }
 
     /// Waits for the end of the work, for `limit` at most, or for what ends it before.
     async fn watch(&self, claim: &Claim, dispatched: Dispatched, orders: &Orders, limit: Duration) -> Settlement {
-        let Dispatched { host, notes, mut work, stop } = dispatched;
+        let Dispatched { host, mut work, stop } = dispatched;
         let halt = tokio::select! {
             // An answer that is there counts, whatever else has come.
             biased;
             attempt = &mut work => {
-                host.close();
-                let _last_note_written = notes.await;
+                if let Some(notes) = host.close() {
+                    let _last_note_written = notes.await;
+                }
                 return match attempt {
                     Ok(attempt) => self.settlement(&Claim { handed_over: host.upstream_task(), ..claim.clone() }, attempt),
                     Err(panic) => {
@@ -164,21 +153,20 @@ impl Engine {
             // Without a word to the upstream, and with no answer to its questions: another attempt follows its task.
             work.abort();
             let _dropped = tokio::time::timeout(Duration::from_secs(1), &mut work).await;
-            host.close();
-            notes.abort();
+            abort(host.close());
             return match halt {
                 Halt::TakenOver => Settlement::Nothing,
                 _ => Settlement::Release(self.hand_back(claim, RESTARTING)),
             };
         }
         // Before the work drops its questions: the settlement says what becomes of them.
-        host.close();
+        let notes = host.close();
         stop.cancel();
         // An executor returns at once when stopped. One that does not is abandoned: its late outcome is dropped.
         if tokio::time::timeout(Duration::from_secs(1), &mut work).await.is_err() {
             work.abort();
         }
-        notes.abort();
+        abort(notes);
         match halt {
             Halt::Superseded | Halt::TakenOver => Settlement::Nothing,
             Halt::RunLimit => self.failed(claim, &Failure::RunTimeExceeded { limit_s: claim.work.run_limit.as_secs() }),
@@ -271,6 +259,13 @@ impl Engine {
             }
         }
         Ok(())
+    }
+}
+
+/// Nobody waits for what was said last.
+fn abort(notes: Option<JoinHandle<()>>) {
+    if let Some(notes) = notes {
+        notes.abort();
     }
 }
 

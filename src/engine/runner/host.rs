@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::slots::Seat;
 use crate::domain::answer::{refusal, summary};
 use crate::domain::capabilities::ClientCapabilities;
-use crate::domain::ids::{InputId, SessionId};
+use crate::domain::ids::{ContextId, InputId, SessionId};
 use crate::domain::input::{Answer, Question};
 use crate::domain::lease::Lease;
 use crate::domain::work::{Claim, UpstreamTask};
@@ -21,6 +22,8 @@ use crate::executor::{Event, Host, Unasked};
 use crate::lifecycle;
 use crate::store::{Asked, NewInput, Taken};
 
+/// Events that may wait for the note writer; what comes above is dropped.
+const EVENTS: usize = 64;
 /// Pause between tries while the database is away.
 const PAUSE: Duration = Duration::from_millis(500);
 /// A longer name of a question is not kept.
@@ -31,6 +34,7 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(in crate::engine) struct TaskHost {
     engine: Arc<Engine>,
     lease: Lease,
+    context: ContextId,
     /// The session that made the task.
     session: Option<SessionId>,
     /// What the maker of the task declared.
@@ -38,13 +42,21 @@ pub(in crate::engine) struct TaskHost {
     /// How long an answer may take.
     timeout: Option<Duration>,
     seat: Arc<Seat>,
-    /// What the work says of its progress goes there; `None` before the attempt begins and once it is over.
-    events: Mutex<Option<mpsc::Sender<Event>>>,
+    /// What the work says of its progress goes there.
+    notes: Mutex<Notes>,
     over: CancellationToken,
     /// Set once the upstream runs the call as a task of its own.
     handed_over: Arc<Mutex<Option<UpstreamTask>>>,
     /// Questions of this attempt without an answer.
     open: Arc<AtomicUsize>,
+}
+
+/// Where notes of progress go: most work says nothing, and needs nobody who writes.
+enum Notes {
+    Unsaid,
+    Said { events: mpsc::Sender<Event>, writer: JoinHandle<()> },
+    /// The attempt is over.
+    Closed,
 }
 
 impl TaskHost {
@@ -53,26 +65,40 @@ impl TaskHost {
         Self {
             engine: Arc::clone(engine),
             lease: claim.lease,
+            context: claim.work.context,
             session: claim.work.session,
             capabilities: ClientCapabilities::parse(&claim.work.capabilities),
             timeout: tool.and_then(|tool| tool.input_timeout).or(engine.rules.input.timeout),
             seat: Arc::clone(seat),
-            events: Mutex::new(None),
+            notes: Mutex::new(Notes::Unsaid),
             over: CancellationToken::new(),
             handed_over: Arc::new(Mutex::new(claim.handed_over.clone())),
             open: Arc::default(),
         }
     }
 
-    /// Where its notes of progress go.
-    pub(super) fn writes_to(&self, events: mpsc::Sender<Event>) {
-        *lock(&self.events) = Some(events);
+    /// Ends the attempt's say. What is still open is left to the write that settles the attempt. Answers who writes the last
+    /// of what was said.
+    pub(super) fn close(&self) -> Option<JoinHandle<()>> {
+        self.over.cancel();
+        match std::mem::replace(&mut *lock(&self.notes), Notes::Closed) {
+            Notes::Said { writer, .. } => Some(writer),
+            Notes::Unsaid | Notes::Closed => None,
+        }
     }
 
-    /// Ends the attempt's say. What is still open is left to the write that settles the attempt.
-    pub(super) fn close(&self) {
-        self.over.cancel();
-        lock(&self.events).take();
+    /// Has an event of progress written, as soon as may be.
+    fn note(&self, event: Event) {
+        let mut notes = lock(&self.notes);
+        if matches!(*notes, Notes::Unsaid) {
+            let (events, taken) = mpsc::channel(EVENTS);
+            let writing = Arc::clone(&self.engine).write_notes(self.context, self.lease, taken);
+            *notes = Notes::Said { events, writer: lifecycle::spawn("notes", writing) };
+        }
+        if let Notes::Said { events, .. } = &*notes {
+            // A full channel drops the event: nobody waits for slow writers.
+            drop(events.try_send(event));
+        }
     }
 
     /// The upstream's own task that runs the call now.
@@ -159,12 +185,12 @@ impl Drop for Open {
 #[async_trait]
 impl Host for TaskHost {
     fn tell(&self, event: Event) {
-        if let Some(events) = &*lock(&self.events) {
-            match event {
-                // A full channel drops the event: nobody waits for slow writers.
-                Event::Progress { .. } => drop(events.try_send(event)),
-                event => self.engine.streams.task_event(self.lease.task, self.session, event),
+        match event {
+            Event::Progress { .. } => self.note(event),
+            event if !self.over.is_cancelled() => {
+                self.engine.streams.task_event(self.lease.task, self.session, event);
             }
+            _ => {}
         }
     }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::domain::ids::ContextId;
 use crate::domain::json::RawJson;
-use crate::domain::work::Claim;
+use crate::domain::lease::Lease;
 use crate::engine::Engine;
 use crate::engine::streams::progress_of;
 use crate::executor::Event;
@@ -20,7 +21,8 @@ const NOTE_INTERVAL: Duration = Duration::from_millis(500);
 /// One attempt's notes.
 struct Notes<'a> {
     engine: &'a Engine,
-    claim: &'a Claim,
+    context: ContextId,
+    lease: Lease,
     /// What the work has said.
     message: Option<String>,
     /// What attempts before this one said, once it was looked up.
@@ -43,10 +45,15 @@ struct Pending {
 
 impl Engine {
     /// Writes the newest progress at most twice a second, the last one before the outcome.
-    pub(super) async fn write_notes(self: Arc<Self>, claim: Claim, mut events: mpsc::Receiver<Event>) {
+    pub(super) async fn write_notes(
+        self: Arc<Self>,
+        context: ContextId,
+        lease: Lease,
+        mut events: mpsc::Receiver<Event>,
+    ) {
         let mut due = Instant::now();
         let mut notes =
-            Notes { engine: &self, claim: &claim, message: None, before: None, pending: None };
+            Notes { engine: &self, context, lease, message: None, before: None, pending: None };
         loop {
             // With something in hand, wait for what is newer only until it is due.
             let event = match &notes.pending {
@@ -97,13 +104,13 @@ impl Notes<'_> {
         if self.before.is_some() {
             return;
         }
-        match self.engine.store.system().get(self.claim.work.context, self.claim.lease.task).await {
+        match self.engine.store.system().get(self.context, self.lease.task).await {
             Ok(task) => {
                 let last = task.as_ref().and_then(progress_of).unwrap_or(f64::NEG_INFINITY);
                 let has_token = task.is_some_and(|task| task.progress_token.is_some());
                 self.before = Some(Before { has_token, last });
             }
-            Err(error) => tracing::debug!(task.id = %self.claim.lease.task, %error, "cannot read earlier progress"),
+            Err(error) => tracing::debug!(task.id = %self.lease.task, %error, "cannot read earlier progress"),
         }
     }
 
@@ -115,8 +122,8 @@ impl Notes<'_> {
         }
         let (value, params) = progress.unzip();
         let note = Note {
-            task: self.claim.lease.task,
-            token: self.claim.lease.token,
+            task: self.lease.task,
+            token: self.lease.token,
             message: self.message.clone(),
             progress: params,
             now: self.engine.clock.now(),
@@ -131,7 +138,7 @@ impl Notes<'_> {
             }
             Ok(None) => false,
             Err(error) => {
-                tracing::debug!(task.id = %self.claim.lease.task, %error, "a progress note was not written");
+                tracing::debug!(task.id = %self.lease.task, %error, "a progress note was not written");
                 true
             }
         }

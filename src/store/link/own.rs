@@ -1,6 +1,7 @@
 //! Connections that are no pool's: each with one owner, or few, who take turns.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::Connection as _;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -11,6 +12,9 @@ use super::super::dialect::{Connection, Dialect};
 use super::super::sql::Fault;
 use super::Shared;
 use super::session::{Held, Session};
+
+/// How long a connection keeps the plans of its statements: those that were made while tables were empty do not suit full ones.
+const PLANS_KEPT: Duration = Duration::from_secs(10);
 
 /// A connection with one owner or few, opened when first used and again when it broke.
 pub struct Own<D: Dialect> {
@@ -26,6 +30,8 @@ pub(super) struct State<D: Dialect> {
     at: usize,
     /// When the connection was last known to be alive.
     pub(super) answered: Instant,
+    /// When its statements were last planned anew.
+    planned: Instant,
     /// Of failed tries to connect since the last good one, and when the next may be.
     backoff: Backoff,
     retry_at: Option<Instant>,
@@ -38,6 +44,7 @@ impl<D: Dialect> Own<D> {
             connection: None,
             at: 0,
             answered: Instant::now(),
+            planned: Instant::now(),
             backoff: Backoff::default(),
             retry_at: None,
             closed: false,
@@ -77,6 +84,7 @@ impl<D: Dialect> Own<D> {
                     state.connection = Some(connection);
                     state.at = at;
                     state.answered = Instant::now();
+                    state.planned = state.answered;
                     state.backoff = Backoff::default();
                     state.retry_at = None;
                 }
@@ -86,7 +94,15 @@ impl<D: Dialect> Own<D> {
                 }
             }
         }
-        Ok(Session::new(Held::Own(state), &self.shared))
+        let is_due = self.shared.keeps() && state.planned.elapsed() > PLANS_KEPT;
+        if is_due {
+            state.planned = Instant::now();
+        }
+        let mut session = Session::new(Held::Own(state), &self.shared);
+        if let Some(sql) = D::FORGET_PLANS.filter(|_| is_due) {
+            session.execute(sql, Vec::new()).await?;
+        }
+        Ok(session)
     }
 
     /// Closes the connection if it leads to a server that was left.

@@ -6,8 +6,8 @@ use super::Many;
 
 pub const LOCK_LIVE: Many = &["
     SELECT l.task AS id, l.token
-    FROM task_live l JOIN unnest($1::uuid[]) AS w (id) ON w.id = l.task
-    ORDER BY l.task FOR UPDATE OF l"];
+    FROM unnest($1::uuid[]) AS w (id) JOIN task_live l ON l.task = ANY (ARRAY[w.id])
+    ORDER BY w.id FOR UPDATE OF l"];
 
 pub const ASKED_BEFORE: Many = &["
     SELECT DISTINCT ON (w.task) w.task AS id, i.id AS input, i.deadline

@@ -31,9 +31,9 @@ pub const NEWS: &str = news! {
     // In bytes, as the bound is.
     f_size: "octet_length(f.payload)",
     s_size: "octet_length(s.payload)",
-    // An anti-join: `NOT IN` would go through the list for each row.
-    not_heard: "NOT EXISTS (SELECT 1 FROM unnest($11::uuid[]) AS h (id) WHERE h.id = g.id)",
-    not_said: "NOT EXISTS (SELECT 1 FROM unnest($13::uuid[]) AS h (id) WHERE h.id = t.id)",
+    // For the same reason.
+    not_heard: "(g.id IN (SELECT h.id FROM unnest($11::uuid[]) AS h (id))) IS NOT TRUE",
+    not_said: "(t.id IN (SELECT h.id FROM unnest($13::uuid[]) AS h (id))) IS NOT TRUE",
     // From where such a parameter stands its type does not follow.
     as_int: "::bigint",
 };
