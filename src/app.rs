@@ -103,16 +103,15 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
         // Who waits for a task goes to another node; the listener stays, so that readiness can be asked.
         drain.cancel();
         engine.drain(period).await;
-        closing.cancel();
-        // Calls that are no tasks have what is left of the period.
-        let left = period.saturating_sub(clock.boot().saturating_sub(began)).max(LAST_ANSWERS);
-        tokio::pin!(serving);
-        if tokio::time::timeout(left, &mut serving).await.is_err() {
-            tracing::warn!("requests did not end within the drain period: calls that still run are stopped");
+        // Calls that are no tasks have what is left of the period, and so have slow readers.
+        let left = || period.saturating_sub(clock.boot().saturating_sub(began)).max(LAST_ANSWERS);
+        if tokio::time::timeout(left(), engine.calls_over()).await.is_err() {
+            tracing::warn!("calls did not end within the drain period and are stopped");
             engine.cut_calls();
-            if tokio::time::timeout(LAST_ANSWERS, serving).await.is_err() {
-                tracing::warn!("what is left of the requests is cut off");
-            }
+        }
+        closing.cancel();
+        if tokio::time::timeout(left(), serving).await.is_err() {
+            tracing::warn!("what is left of the requests is cut off");
         }
         engine.close();
     };

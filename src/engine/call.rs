@@ -82,11 +82,12 @@ impl Engine {
             work.await
         });
         let engine = Arc::clone(self);
-        lifecycle::spawn("end of call", async move {
+        let ending = async move {
             let called = work.await.unwrap_or_else(|_| Ok(panicked()));
             engine.close_call(&host, called);
             drop(entry);
-        });
+        };
+        lifecycle::spawn("end of call", self.calls.track_future(ending));
         Ok(stream)
     }
 

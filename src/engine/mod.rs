@@ -44,6 +44,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::domain::clock::{Clock, Timestamp};
 use crate::domain::context::AuthContext;
@@ -261,6 +262,8 @@ pub struct Engine {
     stopped: CancellationToken,
     /// Calls that are no tasks have no more time.
     cut: CancellationToken,
+    /// Calls that are no tasks.
+    calls: TaskTracker,
     /// Nobody is served here any more.
     closed: CancellationToken,
 }
@@ -292,6 +295,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             stopped: CancellationToken::new(),
             cut: CancellationToken::new(),
+            calls: TaskTracker::new(),
             closed: CancellationToken::new(),
             store,
             clock,
@@ -326,6 +330,12 @@ impl Engine {
         self.leave().await;
     }
 
+    /// Completes when no call that is no task runs here. To be called after [`Self::drain`]: from then on none begins.
+    pub async fn calls_over(&self) {
+        self.calls.close();
+        self.calls.wait().await;
+    }
+
     /// Stops the calls that are no tasks and still run here: their upstreams are told, and each ends with an unknown outcome. To
     /// be called after [`Self::drain`], when they have had their time.
     pub fn cut_calls(&self) {
@@ -336,6 +346,12 @@ impl Engine {
     /// other nodes have for them.
     pub fn close(&self) {
         self.closed.cancel();
+    }
+
+    /// Whether this node has reported lately that it lives.
+    #[must_use]
+    pub fn reports(&self) -> bool {
+        self.membership.is_fresh(self.clock.boot())
     }
 
     #[must_use]

@@ -149,6 +149,11 @@ pub trait Executor: Send + Sync + 'static {
     /// at its upstream, to be resumed.
     async fn run(&self, call: Call, host: Arc<dyn Host>, stop: CancellationToken) -> Attempt;
 
+    /// Whether calls of this upstream can be run here at all: other nodes may be configured otherwise.
+    fn serves(&self, _upstream: &str) -> bool {
+        true
+    }
+
     /// Passes a request on that is no call of a tool, over the link that calls of its context use; ends as [`Self::run`].
     async fn relay(&self, relay: Relay, _host: Arc<dyn Host>, _stop: CancellationToken) -> Attempt {
         Attempt::NotDispatched { detail: format!("{} is not served", relay.wanted.method()) }

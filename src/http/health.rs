@@ -17,15 +17,21 @@ pub(super) async fn healthz() -> Response {
     json(StatusCode::OK, r#"{"status":"ok"}"#.to_owned())
 }
 
-/// Whether to send requests here. Migrations are applied, or else the service would not have started to listen; the
+/// Whether to send requests here. A node that cannot report that it lives can write nothing else either: its commits hang, or
+/// are refused. Migrations are applied, or else the service would not have started to listen; the
 /// database's answer to a ping covers those of a database that was replaced.
 pub(super) async fn readyz(State(front): State<Arc<Front>>) -> Response {
     let store = front.state.store.system();
     let database = matches!(tokio::time::timeout(DATABASE_PATIENCE, store.ping()).await, Ok(Ok(())));
     let draining = front.state.leaving.is_cancelled() || front.state.drain.is_cancelled();
-    let ready = database && !draining;
+    let writes = front.state.engine.reports();
+    let ready = database && writes && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let database = if database { "ok" } else { "unavailable" };
+    let database = match (database, writes) {
+        (true, true) => "ok",
+        (true, false) => "takes no writes",
+        (false, _) => "unavailable",
+    };
     json(status, format!(r#"{{"ready":{ready},"database":"{database}","draining":{draining}}}"#))
 }
 

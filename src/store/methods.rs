@@ -274,6 +274,10 @@ impl<D: Dialect> Database for SqlStore<D> {
         self.bury(judge, age).await
     }
 
+    async fn has_other_nodes(&self, node: NodeId) -> Result<bool> {
+        self.has_others(node).await
+    }
+
     async fn retire_node(&self, node: NodeId) -> Result<()> {
         self.retire(node).await
     }

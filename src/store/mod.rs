@@ -360,6 +360,8 @@ pub trait Database: Send + Sync + 'static {
     async fn anything_lost(&self, judge: NodeId, age: Duration) -> Result<bool>;
     /// Declares dead every node but `judge` whose heartbeat is older than `age` by the database's clock.
     async fn declare_dead(&self, judge: NodeId, age: Duration) -> Result<Vec<NodeId>>;
+    /// Whether there are nodes besides this one that nobody has declared dead.
+    async fn has_other_nodes(&self, node: NodeId) -> Result<bool>;
     /// Marks this node dead by its own will, at the end of a clean stop.
     async fn retire_node(&self, node: NodeId) -> Result<()>;
     /// Claims held by dead or unknown nodes, at most `limit`, in the order of task ids after `after`.

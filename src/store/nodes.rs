@@ -11,6 +11,7 @@ use crate::domain::ids::NodeId;
 
 statements! {
     RETIRE = "UPDATE nodes SET dead = 1 WHERE id = $1 AND dead = 0";
+    OTHER = "SELECT id FROM nodes WHERE id <> $1 AND dead = 0 LIMIT 1";
     FORGET = "
         DELETE FROM nodes
         WHERE dead = 1 AND heartbeat < $1 AND NOT EXISTS (SELECT 1 FROM task_live l WHERE l.node = nodes.id)";
@@ -75,6 +76,10 @@ impl<D: Dialect> SqlStore<D> {
     pub(super) async fn bury(&self, judge: NodeId, age: Duration) -> Result<Vec<NodeId>> {
         let rows = self.write_returning("store.declare_dead", D::DECLARE_DEAD, args![judge, micros(age)]).await?;
         Ok(rows.iter().map(|row| row.uuid("id").map(NodeId::from_uuid)).collect::<std::result::Result<_, _>>()?)
+    }
+
+    pub(super) async fn has_others(&self, node: NodeId) -> Result<bool> {
+        Ok(!self.read("store.other_nodes", OTHER, args![node]).await?.is_empty())
     }
 
     pub(super) async fn retire(&self, node: NodeId) -> Result<()> {

@@ -28,6 +28,7 @@ contract! {
     a_node_must_have_reported_in_time_to_judge_others,
     attempts_are_bounded,
     a_call_that_was_never_sent_is_tried_again_whatever_the_policy,
+    a_call_whose_server_a_node_has_not_is_left_to_the_others,
     a_clean_stop_hands_back_what_may_be_repeated,
     a_stop_does_not_wait_for_ever,
     a_stop_hands_back_at_once_what_asks_and_may_be_repeated,
@@ -130,6 +131,30 @@ async fn a_call_that_was_never_sent_is_tried_again_whatever_the_policy(database:
     claim(&node).await;
     node.script.next().await.answer("second try");
     assert_eq!(node.engine.result(&caller, task.id).await.unwrap().1, result("second try"));
+}
+
+// req: KEEP-10
+// field case: F-OPS-07
+async fn a_call_whose_server_a_node_has_not_is_left_to_the_others(database: TestDatabase) {
+    let world = World::new(database).await;
+    let (old, new, caller) = (world.node().await, world.node().await, world.caller("a").await);
+    old.script.lacks_servers();
+    // More often than a call is attempted.
+    let task = old.create(&caller, "once").await;
+    let said = "queued: the node that claimed it has no server script";
+    for _ in 0..5 {
+        old.until_message(&caller, task.id, said).await;
+        world.clock.advance(Duration::from_secs(1));
+        claim(&old).await;
+    }
+    old.until_message(&caller, task.id, said).await;
+    world.clock.advance(Duration::from_secs(1));
+    claim(&new).await;
+    let work = new.script.next().await;
+    assert_eq!(work.call.attempt, 1, "none of those was one");
+    work.answer("here");
+    assert_eq!(new.engine.result(&caller, task.id).await.unwrap().1, result("here"));
+    assert!(old.script.is_idle().await);
 }
 
 // req: KEEP-10

@@ -6,11 +6,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use secrecy::SecretString;
 use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use taskhold::domain::clock::Timestamp;
 use taskhold::domain::context::ContextKey;
 use taskhold::domain::ids::{ContextId, NodeId, TaskId};
 use taskhold::lifecycle::spawn;
-use taskhold::store::{self, DatabaseOptions, SystemStore};
+use taskhold::store::{self, DatabaseOptions, StoreError, SystemStore};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -225,6 +226,55 @@ async fn a_primary_that_became_read_only_is_left() {
         sleep(Duration::from_millis(50)).await;
     }
     assert!(number(&pair.standby.url("tasks"), CONNECTIONS).await > 0);
+}
+
+/// What a connection was told when it was made stays so: connections of that time are left, though there is no other server.
+// req: KEEP-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_server_takes_writes_again_after_it_was_read_only() {
+    let server = Cluster::new(&[]).await;
+    let url = server.create_database("tasks").await;
+    let options = DatabaseOptions::new(url.as_str());
+    store::migrate(&options).await.unwrap();
+    let store = store::open(&options).await.unwrap().system();
+    let context = store.ensure_context(ContextKey::default(), at(0)).await.unwrap();
+    let set_read_only = async |change: &str| {
+        let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
+        let change = format!("ALTER DATABASE tasks {change}");
+        (&mut connection).execute(AssertSqlSafe(change)).await.unwrap();
+    };
+    let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
+    for _ in 0..2 {
+        set_read_only("SET default_transaction_read_only = on").await;
+        let leave = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'taskhold'";
+        (&mut connection).execute(leave).await.unwrap();
+        let deadline = Instant::now() + SOON;
+        loop {
+            let refused = store.create(context, new_task(TaskId::new(), at(0), None)).await;
+            match refused {
+                Err(StoreError::Refused(detail)) => {
+                    assert!(detail.contains("read-only"), "{detail}");
+                    break;
+                }
+                // It had not noticed yet.
+                other => assert!(Instant::now() < deadline, "{other:?}"),
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        // Other ways to the database have their own connections by now.
+        let node = NodeId::new();
+        assert!(store.register_node(node).await.is_err() && store.heartbeat(node).await.is_err());
+        set_read_only("RESET default_transaction_read_only").await;
+        let writes = async || store.create(context, new_task(TaskId::new(), at(0), None)).await.is_ok();
+        let deadline = Instant::now() + SOON;
+        for _ in 0..8 {
+            while !writes().await {
+                assert!(Instant::now() < deadline, "writes are refused for ever");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+        assert!(store.register_node(node).await.is_ok() && store.heartbeat(node).await.is_ok());
+    }
 }
 
 // req: KEEP-11

@@ -18,6 +18,7 @@ use crate::support::server::{PATIENCE, Server, binary, new_token};
 contract! {
     a_rolling_restart_under_load_loses_nothing_and_repeats_nothing,
     a_node_that_leaves_is_not_ready_and_serves_on_for_the_delay,
+    a_node_answers_until_its_last_call_is_over,
     a_second_signal_ends_the_delay_as_well,
     tasks_pass_between_the_release_before_and_this_one,
 }
@@ -229,6 +230,37 @@ async fn a_node_that_leaves_is_not_ready_and_serves_on_for_the_delay(database: T
     assert!(leaving.exited().await.success());
     let attempts = "SELECT attempt FROM task_live WHERE node IS NULL";
     assert_eq!(database.number(attempts).await, 0, "then it was handed back, and no attempt counted");
+}
+
+/// While a call that is no task runs to its end, whoever comes is told to come later, and not that nobody is there.
+// req: KEEP-10, OPS-06
+async fn a_node_answers_until_its_last_call_is_over(database: TestDatabase) {
+    let folder = delayed("0s");
+    let token = new_token(&database.url, "owner").await;
+    let mut leaving = node(folder.path(), &database).await;
+    let client = Client::connected(&leaving.url, &token).await;
+    let held = folder.path().join("held");
+    let call = json!({ "name": "charge", "arguments": { "file": held, "ms": 5_000 } });
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.request("tools/call", call).await }
+    });
+    while !held.exists() {
+        assert!(!call.is_finished(), "it runs");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    leaving.signal(rustix::process::Signal::TERM);
+    leaving.wait_for_line("stopping").await;
+    for _ in 0..5 {
+        let (status, said) = readiness(&leaving).await;
+        assert_eq!((status, &said["draining"]), (503, &json!(true)));
+        let refused = client.request("tools/call", json!({ "name": "echo", "arguments": {} })).await;
+        assert_eq!((refused.status, refused.header("retry-after").is_some()), (503, true));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(!call.is_finished(), "it ran all the time");
+    assert_eq!(call.await.unwrap().result()["content"][0]["text"], "charged");
+    assert!(leaving.exited().await.success());
 }
 
 // req: KEEP-10

@@ -2,6 +2,7 @@
 //! are tested with real processes. It makes races of the engine happen in the order that a test wants.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use taskhold::domain::input::{Answer, InputKind, Question};
@@ -20,6 +21,7 @@ use super::host::Answers as _;
 pub struct Script {
     calls: mpsc::UnboundedSender<ScriptedCall>,
     taken: Mutex<mpsc::UnboundedReceiver<ScriptedCall>>,
+    lacks_servers: AtomicBool,
 }
 
 /// A call that waits for the test to say how it ends.
@@ -33,7 +35,12 @@ pub struct ScriptedCall {
 impl Script {
     pub fn new() -> Arc<Self> {
         let (calls, taken) = mpsc::unbounded_channel();
-        Arc::new(Self { calls, taken: Mutex::new(taken) })
+        Arc::new(Self { calls, taken: Mutex::new(taken), lacks_servers: AtomicBool::new(false) })
+    }
+
+    /// From now on it serves no upstream, as a node of another configuration.
+    pub fn lacks_servers(&self) {
+        self.lacks_servers.store(true, Ordering::SeqCst);
     }
 
     /// The next call, as soon as the engine makes it.
@@ -79,6 +86,10 @@ impl Executor for Script {
             attempt = ended => attempt.expect("the test ended this call by a panic"),
             () = stop.cancelled() => Attempt::Stopped,
         }
+    }
+
+    fn serves(&self, _upstream: &str) -> bool {
+        !self.lacks_servers.load(Ordering::SeqCst)
     }
 }
 

@@ -21,6 +21,8 @@ use crate::store::{End, Ended, Finish, Release, StoreError};
 /// Pauses between tries to write an end while the database is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// How long a call waits that another node may be able to make.
+const ELSEWHERE: Duration = Duration::from_secs(1);
 /// Why a draining node hands back.
 const RESTARTING: &str = "the service is being restarted";
 
@@ -67,10 +69,26 @@ impl Engine {
         } else if self.is_draining() {
             // Nothing was sent yet, so it may go elsewhere whatever the policy.
             Settlement::Release(self.hand_back(claim, RESTARTING))
+        } else if let Some(release) = self.left_to_others(claim).await {
+            Settlement::Release(release)
         } else {
             self.dispatch(claim, seat, orders).await
         };
         self.settle(claim, settlement).await;
+    }
+
+    /// Of a call whose server this node has not: while others live, one of them may have it, as while a deploy rolls that adds
+    /// it. It is left to them for as long as it might run.
+    async fn left_to_others(&self, claim: &Claim) -> Option<Release> {
+        let now = self.clock.now();
+        let is_in_time = now < claim.work.created + claim.work.run_limit;
+        if self.executor.serves(&claim.work.upstream) || !is_in_time {
+            return None;
+        }
+        // Where nobody can say, the next attempt asks again.
+        let others = self.store.system().has_other_nodes(claim.lease.node).await.unwrap_or(true);
+        let why = format!("the node that claimed it has no server {}", claim.work.upstream);
+        others.then(|| Release { not_before: now + ELSEWHERE, ..self.hand_back(claim, &why) })
     }
 
     /// Goes on with work that runs already, as the attempt that holds this claim.

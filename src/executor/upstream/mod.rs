@@ -216,7 +216,7 @@ impl Catalogue for Upstreams {
 impl Executor for Upstreams {
     async fn run(&self, call: Call, host: Arc<dyn Host>, stop: CancellationToken) -> Attempt {
         let Some(upstream) = self.upstreams.iter().find(|upstream| upstream.config.name == call.upstream) else {
-            return Attempt::NotDispatched { detail: "no server of that name is configured any more".to_owned() };
+            return Attempt::NotDispatched { detail: format!("this node has no server {}", call.upstream) };
         };
         if let Some(task) = call.resume.clone() {
             return Caller { links: &upstream.links, call: &call, host, stop }.resume(task).await;
@@ -231,6 +231,10 @@ impl Executor for Upstreams {
                 Sent::Not { detail, .. } => return Attempt::NotDispatched { detail },
             }
         }
+    }
+
+    fn serves(&self, upstream: &str) -> bool {
+        self.upstreams.iter().any(|own| own.config.name == upstream)
     }
 
     async fn relay(&self, relay: Relay, host: Arc<dyn Host>, stop: CancellationToken) -> Attempt {

@@ -215,6 +215,8 @@ async fn guarded<D: Dialect, T>(
     let sent = Instant::now();
     *guard.clean = false;
     let targets = &guard.shared.targets;
+    // A connection stays as its server was when it was made: where writes are refused, one of later may take them.
+    let mut is_outdated = false;
     let (fault, answered) = match timeout(D::DEADLINE, statement).await {
         Ok(Ok(answer)) => {
             *guard.clean = true;
@@ -224,12 +226,13 @@ async fn guarded<D: Dialect, T>(
         Ok(Err(error)) if targets.several() && is_read_only(&error) => (Fault::link(Fault::from(error).detail()), true),
         Ok(Err(error)) => {
             let answered = matches!(error, sqlx::Error::Database(_));
+            is_outdated = is_read_only(&error);
             (Fault::from(error), answered)
         }
         Err(_) => (Fault::link(format!("no answer within {} s", D::DEADLINE.as_secs())), false),
     };
-    *guard.clean = !matches!(fault, Fault::Link(_));
-    if !*guard.clean {
+    *guard.clean = !matches!(fault, Fault::Link(_)) && !is_outdated;
+    if matches!(fault, Fault::Link(_)) {
         if !answered {
             guard.shared.doubt.raise(sent);
         }
