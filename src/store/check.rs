@@ -40,6 +40,8 @@ pub async fn check(options: &DatabaseOptions, shown: &str, migrates: bool) -> Ch
     Checked { findings: report.findings, usable }
 }
 
+const DATABASE: &str = "database";
+
 /// What was found so far.
 pub(super) struct Report {
     pub shown: String,
@@ -56,12 +58,16 @@ impl Report {
         self.findings.push(Finding { what: what.into(), ok: false, detail: detail.to_string() });
     }
 
+    /// Unless something else was found of it.
     pub fn good_database(&mut self) {
-        self.good("database", self.shown.clone());
+        if self.findings.iter().any(|finding| finding.what == DATABASE) {
+            return;
+        }
+        self.good(DATABASE, self.shown.clone());
     }
 
     pub fn bad_database(&mut self, problem: impl Display) {
-        self.bad("database", format!("{}: {problem}", self.shown));
+        self.bad(DATABASE, format!("{}: {problem}", self.shown));
     }
 
     /// What is to be said of migrations that are missing, and of those whose text is not the one that ran. `obstacle` is why

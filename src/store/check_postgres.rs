@@ -14,7 +14,7 @@ use super::connect::connect_to;
 use super::migrate::{postgres_migrator, tables};
 use super::open::OpenError;
 use super::open_postgres::{base_options, check_server, connect};
-use super::options::DatabaseOptions;
+use super::options::{DatabaseOptions, Pooler};
 use super::postgres::PostgresDialect;
 use super::schema::{Found, MARK, NOTES, has_schema};
 use super::sql::Fault;
@@ -113,6 +113,14 @@ async fn servers(options: &DatabaseOptions, targets: &Targets<PgConnectOptions>,
             "more than one server takes writes, so that nodes may be divided between them: make a standby of all but one \
              (docs/databases.md, After a failover)",
         );
+    }
+    // A pooler may have names of its own.
+    let names: BTreeSet<&str> = (0..targets.len()).filter_map(|at| targets.options(at).get_database()).collect();
+    if names.len() > 1 && options.pooler == Pooler::None {
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        report.bad_database(format!(
+            "database.urls name several databases ({names}), so that nodes may be divided between them: name one, on each server"
+        ));
     }
     let is_any = |wanted: &State| states.contains(wanted);
     if !primaries.is_empty() || !(is_any(&State::Standby) || is_any(&State::ReadOnly)) {

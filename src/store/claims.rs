@@ -301,15 +301,9 @@ impl Kind for Note {
         session: &mut Session<D>,
         items: &[Self],
     ) -> std::result::Result<Vec<Option<Task>>, Fault> {
-        let rows = items
-            .iter()
-            .map(|Self(note)| args![
-                note.task,
-                note.token,
-                note.message.as_deref().map(clean),
-                note.progress.as_ref(),
-                note.now
-            ]);
+        let rows = items.iter().map(|Self(note)| {
+            args![note.task, note.token, note.message.as_deref().map(clean), note.progress.as_ref(), note.now]
+        });
         let mut noted = by_id(&session.write_many(D::NOTE, rows.collect()).await?)?;
         Ok(items.iter().map(|item| noted.remove(&item.0.task)).collect())
     }

@@ -86,7 +86,12 @@ async fn every_command_finds_the_server_that_takes_writes_and_check_says_how_eac
     primary.start().await;
     let said = check(&several(&[&first, &second]));
     assert_says(&said, &[&is(&first, "ok: primary"), &is(&second, "ok: primary"), "database: to do: "]);
-    assert!(said.1.contains("more than one server takes writes"), "{}", said.1);
+    assert!(said.1.contains("more than one server takes writes") && !said.1.contains("database: ok"), "{}", said.1);
+    // One server with two databases.
+    let other = format!("{}/postgres", second.rsplit_once('/').unwrap().0);
+    let said = check(&several(&[&second, &other]));
+    assert_says(&said, &["database: to do: "]);
+    assert!(said.1.contains("database.urls name several databases (postgres, "), "{}", said.1);
     // One server under two names is one.
     let again = second.replace("127.0.0.1", "localhost");
     let said = check(&several(&[&second, &again]));

@@ -32,8 +32,8 @@ use tokio::runtime::Runtime;
 use crate::store::questions::then;
 use crate::support::database::{Backend, TestDatabase};
 use reference::{
-    ANSWERED, Answer, Attempted, CONTEXTS, How, LeaseModel, Model, Recovered, Step, TaskModel,
-    WITHDRAWN, asking, is_live,
+    ANSWERED, Answer, Attempted, CONTEXTS, How, LeaseModel, Model, Recovered, Step, TaskModel, WITHDRAWN, asking,
+    is_live,
 };
 
 /// Sequences on each database.

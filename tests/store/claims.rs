@@ -296,10 +296,7 @@ async fn rows_of_the_release_before_are_claimed(db: TestDatabase) {
     db.sql(&format!("UPDATE task_live SET context = {nobody}, tenant = '', tool = ''")).await;
     let new = backlog(&db, "a", 20, 3, &plain).await;
     assert_eq!(system.queue(4, at(99)).await.unwrap(), [old[0], new[0], old[1], new[1]]);
-    assert_eq!(
-        claimed(&system.claim(NodeId::new(), tokens(2), at(99)).await.unwrap()),
-        set(&[&[old[0], new[0]]])
-    );
+    assert_eq!(claimed(&system.claim(NodeId::new(), tokens(2), at(99)).await.unwrap()), set(&[&[old[0], new[0]]]));
     let right = "SELECT COUNT(*) FROM task_live l JOIN tasks t ON t.id = l.task AND t.context = l.context";
     assert_eq!(db.number(right).await, 4, "who claims puts right whose it is");
     assert_eq!(system.claim(NodeId::new(), tokens(9), at(99)).await.unwrap().len(), 7);

@@ -66,7 +66,8 @@ async fn ends_notes_and_releases_do_not_block_each_other(db: TestDatabase) {
         [&db.store, other].map(|store| async move {
             let system = store.system();
             for step in 0..4 {
-                let note = Note { task, token, message: Some(format!("step {step} of {n}")), progress: None, now: at(step) };
+                let note =
+                    Note { task, token, message: Some(format!("step {step} of {n}")), progress: None, now: at(step) };
                 system.note(note).await.unwrap();
             }
             let release = Release {
@@ -142,8 +143,13 @@ async fn questions_race(db: &TestDatabase, other: &Store, round: usize) {
         },
         async {
             yielding(4).await;
-            let note =
-                Note { task: work.task, token: work.token, message: Some("busy".to_owned()), progress: None, now: at(3) };
+            let note = Note {
+                task: work.task,
+                token: work.token,
+                message: Some("busy".to_owned()),
+                progress: None,
+                now: at(3),
+            };
             work.system.note(note).await.unwrap()
         },
         async {

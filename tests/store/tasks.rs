@@ -178,7 +178,8 @@ async fn messages_move_the_time_only_when_they_differ(db: TestDatabase) {
     let system = db.store.system();
     let (new, token) = claimed_task(at(0), NodeId::new());
     scoped.create(new.clone()).await.unwrap();
-    let note = |message: &str, now| Note { task: new.id, token, message: Some(message.to_owned()), progress: None, now };
+    let note =
+        |message: &str, now| Note { task: new.id, token, message: Some(message.to_owned()), progress: None, now };
     assert!(system.note(note("running", at(5))).await.unwrap().is_some());
     assert_eq!(scoped.get(new.id).await.unwrap().unwrap().updated, at(0));
     assert!(system.note(note("half", at(6))).await.unwrap().is_some());

@@ -92,13 +92,7 @@ impl Engine {
     }
 
     /// Goes on with work that runs already, as the attempt that holds this claim.
-    pub(super) async fn follow_begun(
-        &self,
-        claim: &Claim,
-        begun: Begun,
-        host: Arc<TaskHost>,
-        orders: &Orders,
-    ) {
+    pub(super) async fn follow_begun(&self, claim: &Claim, begun: Begun, host: Arc<TaskHost>, orders: &Orders) {
         let Begun { work, stop, left } = begun;
         let settlement = self.watch(claim, Dispatched { host, work, stop }, orders, left).await;
         self.settle(claim, settlement).await;

@@ -54,7 +54,10 @@ pub(in crate::engine) struct TaskHost {
 /// Where notes of progress go: most work says nothing, and needs nobody who writes.
 enum Notes {
     Unsaid,
-    Said { events: mpsc::Sender<Event>, writer: JoinHandle<()> },
+    Said {
+        events: mpsc::Sender<Event>,
+        writer: JoinHandle<()>,
+    },
     /// The attempt is over.
     Closed,
 }

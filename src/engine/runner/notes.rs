@@ -52,8 +52,7 @@ impl Engine {
         mut events: mpsc::Receiver<Event>,
     ) {
         let mut due = Instant::now();
-        let mut notes =
-            Notes { engine: &self, context, lease, message: None, before: None, pending: None };
+        let mut notes = Notes { engine: &self, context, lease, message: None, before: None, pending: None };
         loop {
             // With something in hand, wait for what is newer only until it is due.
             let event = match &notes.pending {

@@ -203,22 +203,23 @@ impl Engine {
             taken?;
             self.streams.is_ready(place.key);
         }
-        self.tend_result_stream(task, opened.key);
+        self.tend_result_stream(&task, opened.key);
         Ok(opened)
     }
 
     /// What a new stream has to be told besides what happens from now on.
-    fn tend_result_stream(self: &Arc<Self>, task: Task, key: u64) {
+    fn tend_result_stream(self: &Arc<Self>, task: &Task, key: u64) {
         let engine = Arc::clone(self);
+        let &Task { id, context, status, session, .. } = task;
         lifecycle::spawn("offer", async move {
             // What is asked from now on is offered when it is asked, or by the next gathered look.
-            if task.status == Status::InputRequired {
-                engine.offer_of(task.context, task.id).await;
+            if status == Status::InputRequired {
+                engine.offer_of(context, id).await;
             }
-            let Some(session) = task.session else { return };
+            let Some(session) = session else { return };
             tokio::time::sleep(SHORT_WAIT).await;
-            if engine.streams.has_result_stream(task.id, key) {
-                engine.look_for_session_stream(task.context, session).await;
+            if engine.streams.has_result_stream(id, key) {
+                engine.look_for_session_stream(context, session).await;
             }
         });
     }
