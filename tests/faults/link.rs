@@ -31,7 +31,7 @@ const CREATION: &str = "INSERT INTO tasks";
 const CLAIM: &str = "FOR UPDATE SKIP LOCKED";
 const COMMIT: &str = "COMMIT";
 const COMPLETION: &str = "INSERT INTO task_outcomes";
-const NOTE: &str = "IS DISTINCT FROM";
+const NOTE: &str = "COALESCE(k.progress, t.progress)";
 const RELEASE: &str = "SET node = NULL";
 /// A broken link is noticed within this (KEEP-17).
 const NOTICED: Duration = Duration::from_secs(10);

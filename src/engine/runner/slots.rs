@@ -88,6 +88,12 @@ impl Slots {
         self.free.load(Ordering::SeqCst)
     }
 
+    /// Whether so few are free, less than `most` and less than a quarter, that others are about to be.
+    pub(super) fn are_few(&self, most: usize) -> bool {
+        let free = self.free();
+        free < self.all / 4 && usize::try_from(free).is_ok_and(|free| free < most)
+    }
+
     /// Whether every slot has come back. Of tasks that wait without one this knows nothing.
     pub(super) fn all_free(&self) -> bool {
         self.free() == self.all
@@ -240,6 +246,18 @@ mod tests {
         assert!(slots.freed.notified().now_or_never().is_none());
         drop(used.used());
         assert!(slots.freed.notified().now_or_never().is_some() && slots.all_free());
+    }
+
+    #[test]
+    fn it_is_worth_waiting_for_more_while_most_are_at_work() {
+        let few = |all, taken, most| {
+            let slots = Slots::new(all, 0);
+            let _taken: Vec<_> = (0..taken).map(|_| slots.take().unwrap()).collect();
+            slots.are_few(most)
+        };
+        assert!(few(256, 256, 64) && few(256, 193, 64) && few(1_000, 937, 64));
+        assert!(!few(256, 192, 64) && !few(1_000, 936, 64), "there are enough");
+        assert!(!few(1, 1, 64) && !few(3, 3, 64), "all of them would stand still");
     }
 
     #[test]
