@@ -110,8 +110,13 @@ pub async fn run(config: Config, announce: impl AsyncFnOnce(Ready) -> anyhow::Re
             engine.cut_calls();
         }
         closing.cancel();
-        if tokio::time::timeout(left(), serving).await.is_err() {
-            tracing::warn!("what is left of the requests is cut off");
+        tokio::pin!(serving);
+        if tokio::time::timeout(left(), &mut serving).await.is_err() {
+            // One may have begun in the moment of the stop.
+            engine.cut_calls();
+            if tokio::time::timeout(LAST_ANSWERS, serving).await.is_err() {
+                tracing::warn!("what is left of the requests is cut off");
+            }
         }
         engine.close();
     };

@@ -67,6 +67,11 @@ impl Membership {
         self.lock().node
     }
 
+    /// Whether a heartbeat has landed lately: one that is lost is no news.
+    pub(super) fn reports(&self, boot: Duration) -> bool {
+        boot.saturating_sub(self.lock().last_beat) < HEARTBEAT * 3
+    }
+
     /// Whether the last heartbeat is young enough to dispatch work by it.
     pub(super) fn is_fresh(&self, boot: Duration) -> bool {
         boot.saturating_sub(self.lock().last_beat) < FRESH

@@ -351,7 +351,7 @@ impl Engine {
     /// Whether this node has reported lately that it lives.
     #[must_use]
     pub fn reports(&self) -> bool {
-        self.membership.is_fresh(self.clock.boot())
+        self.membership.reports(self.clock.boot())
     }
 
     #[must_use]

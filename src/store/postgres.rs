@@ -77,7 +77,7 @@ macro_rules! create {
 }
 
 /// A plan is made while a table has few rows, and kept while it grows: one that goes through all of them would do so for each
-/// batch later. So rows are found by `= ANY (ARRAY[id])`, which only an index on the id can do (`service_options` leaves it no
+/// batch later. So rows of the hot path are found by `= ANY (ARRAY[id])`, which only an index on the id can do (`service_options` leaves it no
 /// other way), and what else a condition says is put so that it fits no partial index.
 ///
 /// Locking order, so that no two statements wait for each other: live rows first, by task id, in which order a batch's rows

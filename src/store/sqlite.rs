@@ -31,35 +31,6 @@ macro_rules! seen {
     };
 }
 
-/// Sets the message of a task with a live row (`$1`), which is when it changed if that is not what it says already. One that
-/// waits for input keeps the message that says what for.
-macro_rules! change_message {
-    ($message:literal, $now:literal) => {
-        concat!(
-            "UPDATE tasks SET message = ",
-            $message,
-            ", updated = (
-                SELECT CASE WHEN ",
-            $message,
-            " = COALESCE(tasks.message, CASE WHEN l.node IS NULL THEN ",
-            queued!(),
-            " ELSE ",
-            running!(),
-            " END)
-                    THEN MAX(tasks.updated, ",
-            seen!(),
-            ") ELSE MAX(",
-            $now,
-            ", tasks.updated + 1, ",
-            seen!(),
-            " + 1) END
-                FROM task_live l WHERE l.task = $1)
-            WHERE id = $1 AND status = 0 AND message IS NOT ",
-            $message
-        )
-    };
-}
-
 impl Dialect for SqliteDialect {
     type Database = Sqlite;
 
@@ -128,15 +99,34 @@ impl Dialect for SqliteDialect {
         "UPDATE task_inputs SET state = 3, node = NULL WHERE $5 = 0 AND task = $1 AND state = 0",
         "UPDATE tasks SET status = 0, message = $6, updated = MAX($7, updated + 1)
         WHERE $5 = 0 AND id = $1 AND status = 1",
-        change_message!("$6", "$7"),
+        // One that waits for input keeps the message that says what for.
+        concat!(
+            "UPDATE tasks SET message = $6, updated = (
+                SELECT CASE WHEN $6 = COALESCE(tasks.message, ",
+            running!(),
+            ") THEN MAX(tasks.updated, ",
+            seen!(),
+            ") ELSE MAX($7, tasks.updated + 1, ",
+            seen!(),
+            " + 1) END
+                FROM task_live l WHERE l.task = $1)
+            WHERE id = $1 AND status = 0 AND message IS NOT $6"
+        ),
         "UPDATE task_live
         SET node = NULL, token = NULL, claimed = NULL, not_before = $3, attempt = MAX(0, attempt - $4),
             open_inputs = CASE WHEN $5 = 1 THEN open_inputs ELSE 0 END
         WHERE task = $1",
     ];
 
-    const NOTE_WAITING: Many =
-        &["SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL", change_message!("$2", "$3")];
+    const NOTE_WAITING: Many = &[
+        "SELECT task AS id FROM task_live WHERE task = $1 AND node IS NULL",
+        concat!(
+            "UPDATE tasks SET message = $2, updated = MAX($3, updated + 1)
+            WHERE id = $1 AND status = 0 AND COALESCE(message, ",
+            queued!(),
+            ") <> $2"
+        ),
+    ];
 
     const COUNT_ALONE: &'static str = "SELECT id FROM schema_info WHERE id = 1";
 

@@ -216,7 +216,7 @@ macro_rules! news {
                 ) c
                 JOIN tasks t ON t.id = c.task
                 WHERE ", $last_change, " >= $6", $as_int, "
-                ORDER BY t.updated DESC, t.id DESC LIMIT $12", $as_int, "
+                ORDER BY ", $last_change, " DESC, t.id DESC LIMIT $12", $as_int, "
             ) t
             UNION ALL
             SELECT 2, i.id, i.task, i.context, i.session,

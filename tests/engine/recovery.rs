@@ -144,11 +144,13 @@ async fn a_call_whose_server_a_node_has_not_is_left_to_the_others(database: Test
     let said = "queued: the node that claimed it has no server script";
     for _ in 0..5 {
         old.until_message(&caller, task.id, said).await;
-        world.clock.advance(Duration::from_secs(1));
+        world.clock.advance(Duration::from_secs(2));
+        old.engine.beat_once().await.unwrap();
         claim(&old).await;
     }
     old.until_message(&caller, task.id, said).await;
-    world.clock.advance(Duration::from_secs(1));
+    world.clock.advance(Duration::from_secs(2));
+    new.engine.beat_once().await.unwrap();
     claim(&new).await;
     let work = new.script.next().await;
     assert_eq!(work.call.attempt, 1, "none of those was one");

@@ -265,6 +265,8 @@ pub struct TaskModel {
     /// The token under which the outcome was written, if an attempt wrote it.
     pub writer: Option<usize>,
     pub reaped: bool,
+    /// Whether anything was said of it since it was made or claimed.
+    pub said: bool,
     pub attempt: u32,
     /// Every token that ever held its lease.
     pub past: Vec<usize>,
@@ -317,6 +319,7 @@ impl TaskModel {
     fn go_on(&mut self, message: &str) {
         self.task.status = transition::next(self.task.status, Event::Answered).expect("it waits for input");
         self.task.message = Some(message.to_owned());
+        self.said = true;
     }
 
     /// When time changes something about it: its retry, its hard end, its expiry.
@@ -441,19 +444,23 @@ impl Model {
 
     /// A task that waits for input goes on saying what for.
     fn say(&mut self, task: usize, message: &str, now: Timestamp) {
-        let task = &mut self.tasks[task].task;
+        let model = &mut self.tasks[task];
+        let task = &mut model.task;
         if task.status == Status::Working && task.message.as_deref() != Some(message) {
             task.message = Some(message.to_owned());
             task.updated = task.updated.moved_to(now);
+            model.said = true;
         }
     }
 
-    /// Who claims a task says nothing of it: that it runs is seen.
+    /// Who claims a task takes back what was said of it; that it runs is seen.
     fn runs(&mut self, task: usize, now: Timestamp) {
-        let task = &mut self.tasks[task].task;
+        let model = &mut self.tasks[task];
+        let task = &mut model.task;
         if task.status == Status::Working && task.message.as_deref() != Some(RUNNING) {
             task.message = Some(RUNNING.to_owned());
-            task.updated = task.updated.max(now);
+            task.updated = if model.said { task.updated.moved_to(now) } else { task.updated.max(now) };
+            model.said = false;
         }
     }
 
@@ -720,6 +727,7 @@ impl ReferenceStateMachine for Model {
                     outcome: None,
                     writer: None,
                     reaped: false,
+                    said: false,
                     attempt: 0,
                     past: Vec::new(),
                     questions: Vec::new(),

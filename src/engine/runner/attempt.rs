@@ -21,7 +21,7 @@ use crate::store::{End, Ended, Finish, Release, StoreError};
 /// Pauses between tries to write an end while the database is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long a call waits that another node may be able to make.
+/// How long a call waits at least that another node may be able to make.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// Why a draining node hands back.
 const RESTARTING: &str = "the service is being restarted";
@@ -88,7 +88,9 @@ impl Engine {
         // Where nobody can say, the next attempt asks again.
         let others = self.store.system().has_other_nodes(claim.lease.node).await.unwrap_or(true);
         let why = format!("the node that claimed it has no server {}", claim.work.upstream);
-        others.then(|| Release { not_before: now + ELSEWHERE, ..self.hand_back(claim, &why) })
+        // By chance: who looks each second would else be the first again each time.
+        let jitter = Duration::from_millis(u64::from(claim.lease.token.as_uuid().as_fields().0) % 1_000);
+        others.then(|| Release { not_before: now + ELSEWHERE + jitter, ..self.hand_back(claim, &why) })
     }
 
     /// Goes on with work that runs already, as the attempt that holds this claim.
@@ -250,7 +252,9 @@ impl Engine {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        if matches!(settlement, Settlement::Release(_)) && !self.is_draining() {
+        // What waits for its time is found when that has come.
+        let is_due = |release: &Release| release.not_before <= release.now;
+        if matches!(&settlement, Settlement::Release(release) if is_due(release)) && !self.is_draining() {
             self.runner.somebody_waits();
         }
     }

@@ -190,10 +190,13 @@ impl Host for TaskHost {
     fn tell(&self, event: Event) {
         match event {
             Event::Progress { .. } => self.note(event),
-            event if !self.over.is_cancelled() => {
-                self.engine.streams.task_event(self.lease.task, self.session, event);
+            event => {
+                // Held meanwhile: once the attempt is over nothing more is said.
+                let notes = lock(&self.notes);
+                if !matches!(*notes, Notes::Closed) {
+                    self.engine.streams.task_event(self.lease.task, self.session, event);
+                }
             }
-            _ => {}
         }
     }
 

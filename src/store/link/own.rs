@@ -31,7 +31,7 @@ pub(super) struct State<D: Dialect> {
     /// When the connection was last known to be alive.
     pub(super) answered: Instant,
     /// When its statements were last planned anew.
-    planned: Instant,
+    pub(super) planned: Instant,
     /// Of failed tries to connect since the last good one, and when the next may be.
     backoff: Backoff,
     retry_at: Option<Instant>,
@@ -58,11 +58,16 @@ impl<D: Dialect> Own<D> {
         let turn = self.turn.lock().await;
         let state = Arc::clone(&self.state).lock_owned().await;
         drop(turn);
-        self.open(state).await
+        let is_due = self.shared.keeps() && state.planned.elapsed() > PLANS_KEPT;
+        let mut session = self.open(state).await?;
+        if let Some(sql) = D::FORGET_PLANS.filter(|_| is_due) {
+            session.forget_plans(sql).await?;
+        }
+        Ok(session)
     }
 
     /// The same, before all but one of those who wait for an ordinary one: a heartbeat that waits its turn behind a crowd of
-    /// writers makes a busy node look dead.
+    /// writers makes a busy node look dead. It keeps its plans: by its time a clock is set.
     pub async fn urgent_session(&self) -> Result<Session<D>, Fault> {
         let state = Arc::clone(&self.state).lock_owned().await;
         self.open(state).await
@@ -94,15 +99,7 @@ impl<D: Dialect> Own<D> {
                 }
             }
         }
-        let is_due = self.shared.keeps() && state.planned.elapsed() > PLANS_KEPT;
-        if is_due {
-            state.planned = Instant::now();
-        }
-        let mut session = Session::new(Held::Own(state), &self.shared);
-        if let Some(sql) = D::FORGET_PLANS.filter(|_| is_due) {
-            session.execute(sql, Vec::new()).await?;
-        }
-        Ok(session)
+        Ok(Session::new(Held::Own(state), &self.shared))
     }
 
     /// Closes the connection if it leads to a server that was left.

@@ -54,6 +54,18 @@ impl<D: Dialect> Session<D> {
         guarded(&mut guard, D::execute(connection, sql, args, true)).await
     }
 
+    /// Has the statements planned anew. That they are not keeps nobody from going on.
+    pub(super) async fn forget_plans(&mut self, sql: &'static str) -> Result<(), Fault> {
+        let forgotten = self.execute(sql, Vec::new()).await;
+        if let Held::Own(state) = &mut self.held {
+            state.planned = Instant::now();
+        }
+        match forgotten {
+            Err(fault @ Fault::Link(_)) => Err(fault),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads for many rows.
     pub async fn read_many(&mut self, statement: Many, rows: Vec<Args>) -> Result<Vec<Row<D>>, Fault> {
         if self.shared.wraps() {

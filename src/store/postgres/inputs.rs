@@ -28,7 +28,7 @@ pub const ASK: Many = &["
             $9::bigint[], $10::text[]
         ) AS w (task, id, lease, kind, params, deadline, message, now, most, name)
     ), changed AS (
-        UPDATE tasks t SET status = 1, message = w.message, 
+        UPDATE tasks t SET status = 1, message = w.message,
             updated = GREATEST(w.now, t.updated + 1, CASE WHEN t.message IS NULL THEN l.claimed + 1 END)
         FROM wanted w JOIN task_live l ON l.task = w.task AND l.token = w.lease
         WHERE t.id = w.task AND t.status IN (0, 1)

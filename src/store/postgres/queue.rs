@@ -78,7 +78,7 @@ pub const TAKE: Many = &[concat!(
         WHERE l.task = ANY (ARRAY[w.id]) AND l.token IS NULL
         RETURNING l.*
     ), silent AS (
-        UPDATE tasks t SET message = NULL FROM taken k
+        UPDATE tasks t SET message = NULL, updated = GREATEST(k.claimed, t.updated + 1) FROM taken k
         WHERE t.id = ANY (ARRAY[k.task]) AND t.status = 0 AND t.message <> ",
     running!(),
     "

@@ -31,7 +31,7 @@ pub const NEWS: &str = news! {
     // In bytes, as the bound is.
     f_size: "octet_length(f.payload)",
     s_size: "octet_length(s.payload)",
-    // For the same reason.
+    // No join either, for the reason that `is_of_sessions` gives.
     not_heard: "(g.id IN (SELECT h.id FROM unnest($11::uuid[]) AS h (id))) IS NOT TRUE",
     not_said: "(t.id IN (SELECT h.id FROM unnest($13::uuid[]) AS h (id))) IS NOT TRUE",
     // From where such a parameter stands its type does not follow.

@@ -124,8 +124,8 @@ pub const TAKE: Many = &[
         RETURNING task AS id"
     ),
     concat!(
-        batch!("unhex(v->>0) AS id, unhex(v->>2) AS token"),
-        "UPDATE tasks SET message = NULL
+        batch!("unhex(v->>0) AS id, unhex(v->>2) AS token, v->>3 AS now"),
+        "UPDATE tasks SET message = NULL, updated = MAX(w.now, updated + 1)
         FROM w
         WHERE tasks.id = w.id AND tasks.status = 0 AND tasks.message <> ",
         running!(),
