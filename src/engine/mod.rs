@@ -330,7 +330,8 @@ impl Engine {
         self.leave().await;
     }
 
-    /// Completes when no call that is no task runs here. To be called after [`Self::drain`]: from then on none begins.
+    /// Completes when no call that is no task runs here. To be called after [`Self::drain`]; one whose arguments
+    /// were being checked meanwhile may still begin.
     pub async fn calls_over(&self) {
         self.calls.close();
         self.calls.wait().await;

@@ -40,8 +40,8 @@ macro_rules! statements {
 }
 pub(super) use statements;
 
-/// What a task is read from: `t` is its row in `tasks`, `o` that in `task_outcomes`, if there is one. A claim writes nothing
-/// into `tasks`: when it was is read where nothing else was said of the task.
+/// What a task is read from: `t` is its row in `tasks`, `o` that in `task_outcomes`, if there is one. A claim writes no
+/// message: when it was is read where nothing else was said of the task.
 macro_rules! task_columns {
     () => {
         "t.id, t.context, t.tool, t.status, t.message, t.created, t.updated, t.granted_ttl, t.poll_interval, \
